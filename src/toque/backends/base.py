@@ -1,0 +1,125 @@
+"""The contract between the engine and whatever executes a model's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from toque.types import SamplingParams
+
+if TYPE_CHECKING:
+    from toque.formats.checkpoint import Checkpoint
+    from toque.graph.ir import Graph
+
+BLOCK_SIZE = 32  # tokens per KV block, on every backend
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """One engine step over S sequences and T tokens, ragged: prefill chunks and decodes side by side.
+
+    ========================  ==========  ======================================================================
+    ``tokens``                int32[T]    input ids, sequence after sequence
+    ``positions``             int32[T]    their positions in their sequence
+    ``starts``                int32[S+1]  tokens of sequence s are ``starts[s]:starts[s+1]`` (never empty)
+    ``context``               int32[S]    KV length of s after this step = its last position + 1
+    ``block_tables``          int32[S,W]  KV block of token position p is ``block_tables[s, p // 32]``; unused: 0
+    ``rows``                  int32[R]    the token rows whose logits are wanted, ascending
+    ``slots``                 int32[R]    sampler slot of each row
+    ``targets``               int32[R]    -1: sample this row; >= 0: do not sample, report this token's logprob
+    ``top``                   int32[R]    -1: no logprob wanted; n >= 0: sampled/target logprob and n alternatives
+    ``masks``                 uint32[R,V32] or None  allowed-token bit masks (bit i of word w = token 32 w + i)
+    ========================  ==========  ======================================================================
+
+    Arrays are C-contiguous. The executable never writes to them and keeps no reference after the call.
+    """
+
+    tokens: Int32
+    positions: Int32
+    starts: Int32
+    context: Int32
+    block_tables: Int32
+    rows: Int32
+    slots: Int32
+    targets: Int32
+    top: Int32
+    masks: npt.NDArray[np.uint32] | None = None
+
+
+@dataclass(slots=True)
+class StepResult:
+    """``tokens`` int32[R] (the target where one was given); logprob arrays only where some row asked for them.
+
+    ``logprobs`` float32[R]; ``top_ids`` int32[R,K] and ``top_logprobs`` float32[R,K], K the largest ``top`` of the
+    batch, best first. Logprobs are log-softmax of the model's raw logits, before bias, penalties and temperature.
+    """
+
+    tokens: Int32
+    logprobs: Float32 | None = None
+    top_ids: Int32 | None = None
+    top_logprobs: Float32 | None = None
+
+
+class Executable(Protocol):
+    """A model lowered onto a device, with its KV cache and its sampler state.
+
+    Guarantee: the result for a row depends on its own sequence's tokens and sampler slot only, bit for bit, never on
+    the rest of the batch, on how the prompt was cut into chunks or on where its KV blocks lie.
+    """
+
+    vocab_size: int
+    kv_bytes_per_block: int  # all layers, one block of 32 tokens
+
+    def allocate_kv(self, n_blocks: int) -> None:
+        """Reserve the cache; pages are committed as they are first written. Called once, before `step`."""
+
+    def open_slot(
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        suppress: Sequence[int],
+        suppress_until: int,
+    ) -> None:
+        """Prepare sampler state for a request: penalties' counts from prompt and output so far.
+
+        ``suppress`` ids cannot be sampled until ``suppress_until`` tokens have been generated (min_tokens).
+        A seeded request draws number ``i`` of its stream for its i-th output token, so neighbours cannot disturb it.
+        ``params.seed`` is never None here: the engine draws one for unseeded requests.
+        """
+
+    def close_slot(self, slot: int) -> None: ...
+
+    def step(self, batch: StepBatch) -> StepResult:
+        """Run the graph over the batch, write its KV, sample the rows with target -1 and record them in their slots."""
+
+    def logits(self, batch: StepBatch) -> Float32:
+        """float32[R, vocab]: as `step`, but returns raw logits and samples nothing. For tests and evaluation."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    threads: int = 0  # 0: the CPUs this process may use
+    isa: str = ""  # "": the best this machine has; also TOQUE_ISA
+    max_batch_tokens: int = 2048  # upper bound on T in any step
+    max_sequences: int = 256  # upper bound on S and on R; also the number of sampler slots
+    kv_dtype: str = "auto"
+    valid_vocab: int = 0  # ids at or above it are padding and can never be sampled; 0: all are valid
+
+
+class Backend(Protocol):
+    """Turns a recorded graph and a checkpoint into an executable. Raises ModelError when it cannot."""
+
+    name: str
+
+    def lower(self, graph: Graph, checkpoint: Checkpoint, options: BackendOptions) -> Executable: ...

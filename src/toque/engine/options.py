@@ -1,0 +1,39 @@
+"""An engine's settings: frozen, and checked when made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toque.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """``0`` means "decide from the machine and the model" wherever a size is meant.
+
+    ``kv_memory_mb`` is a bound: pages are committed as they are used. ``step_target_ms`` bounds a step while any
+    stream is decoding, so that a long prompt never freezes the others.
+    """
+
+    backend: str = "cpu"  # or "reference"
+    threads: int = 0
+    isa: str = ""
+    context_length: int = 0
+    kv_memory_mb: int = 0
+    kv_blocks: int = 0  # overrides kv_memory_mb; tests use it
+    max_batch_tokens: int = 2048
+    max_sequences: int = 64
+    step_target_ms: float = 50.0
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "context_length", "kv_memory_mb", "kv_blocks"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}", param=name)
+        for name, high in (("max_batch_tokens", 65536), ("max_sequences", 1024)):
+            if not 1 <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} must be between 1 and {high}, got {getattr(self, name)}", param=name)
+        if not 1.0 <= self.step_target_ms <= 60_000:
+            raise ConfigError(
+                f"step_target_ms must be between 1 and 60000, got {self.step_target_ms}", param="step_target_ms"
+            )

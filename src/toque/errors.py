@@ -1,0 +1,152 @@
+"""Every error that Toque raises on purpose, and the one table that maps it to a status.
+
+::
+
+    ToqueError
+    ├── RequestError            the caller's fault: 400
+    │   ├── ContextLengthError      prompt (+ answer) cannot fit: 400 context_length_exceeded
+    │   ├── TemplateError           the chat template refused or misbehaved: 400
+    │   ├── AuthenticationError     no key, or a wrong one: 401
+    │   ├── PermissionDeniedError   the key may not do this: 403
+    │   ├── NotFoundError           no such model, route or object: 404
+    │   ├── MethodNotAllowedError   405
+    │   └── PayloadTooLargeError    413
+    ├── OverloadedError         try again later, with Retry-After
+    │   ├── QueueFullError          this deployment's queue is full: 429
+    │   └── UnavailableError        loading, draining, or no replica alive: 503
+    ├── DeadlineError           the request's deadline passed: 504
+    ├── CancelledError          the client left; nobody reads the answer: 499
+    ├── ModelError              a model file or folder cannot be used: 422 over the admin API
+    │   ├── FormatError             damaged or hostile file; names the field
+    │   └── UnsupportedModelError   well-formed, but not something Toque runs; names what is supported
+    ├── ConfigError             a setting is unknown or out of range; names both
+    └── EngineError             our fault: 500
+        └── ReplicaDiedError        the replica went away in the middle: 500
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ToqueError(Exception):
+    """Base of the tree. ``message`` is for people: it names the bound, the value given, and what to do."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.error_code = code if code is not None else type(self).code
+
+
+class RequestError(ToqueError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthError(RequestError):
+    code = "context_length_exceeded"
+
+
+class TemplateError(RequestError):
+    code = "chat_template_error"
+
+
+class AuthenticationError(RequestError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class PermissionDeniedError(RequestError):
+    status = 403
+    type = "permission_error"
+
+
+class NotFoundError(RequestError):
+    status = 404
+    code = "not_found"
+
+
+class ModelNotFoundError(NotFoundError):
+    code = "model_not_found"
+
+
+class MethodNotAllowedError(RequestError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class PayloadTooLargeError(RequestError):
+    status = 413
+    code = "payload_too_large"
+
+
+class OverloadedError(ToqueError):
+    """Nothing was started; the same request may be sent again after ``retry_after_s`` seconds."""
+
+    status = 503
+    type = "overloaded_error"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFullError(OverloadedError):
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+
+class UnavailableError(OverloadedError):
+    code = "service_unavailable"
+
+
+class DeadlineError(ToqueError):
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class CancelledError(ToqueError):
+    status = 499
+    type = "cancelled"
+    code = "client_closed_request"
+
+
+class ModelError(ToqueError):
+    status = 422
+    type = "model_error"
+
+
+class FormatError(ModelError):
+    """A damaged or hostile model file. ``field`` is the part of the file that is wrong."""
+
+    code = "bad_model_file"
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(f"{field}: {message}", param=field)
+        self.field = field
+
+
+class UnsupportedModelError(ModelError):
+    code = "unsupported_model"
+
+
+class ConfigError(ToqueError):
+    status = 400
+    type = "config_error"
+    code = "bad_config"
+
+
+class EngineError(ToqueError):
+    code = "engine_error"
+
+
+class ReplicaDiedError(EngineError):
+    code = "replica_died"
