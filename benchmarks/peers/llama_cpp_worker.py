@@ -1,0 +1,127 @@
+"""llama.cpp as a benchmark worker: one JSON command a line on stdin, one JSON answer a line on stdout.
+
+Runs in an environment of its own that has `llama-cpp-python`; imports nothing of Toque. Commands:
+
+    {"op": "prefill", "tokens": 512}                       → {"seconds": …}
+    {"op": "decode", "batch": 16, "context": 128, "steps": 32}   → {"seconds": …} for batch x steps tokens
+    {"op": "logits", "tokens": [...]}                      → {"path": …} float32 [n, vocab] in a .npy file
+    {"op": "generate", "tokens": [...], "n": 64}           → {"tokens": [...]} greedy
+    {"op": "memory"}                                       → {"rss": bytes}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import tempfile
+import time
+
+import llama_cpp
+import numpy as np
+
+
+class Peer:
+    def __init__(self, path: str, threads: int, context: int, sequences: int) -> None:
+        llama_cpp.llama_backend_init()
+        silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        self._silent = silent  # keep the callback alive
+        llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = context
+        params.n_batch = 2048
+        params.n_ubatch = 512
+        params.n_seq_max = sequences
+        params.n_threads = params.n_threads_batch = threads
+        params.kv_unified = True
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.batch = llama_cpp.llama_batch_init(4096, 0, 1)
+
+    def clear(self) -> None:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+
+    def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
+        """Run one batch of (token, position, sequence, wants logits)."""
+        batch = self.batch
+        batch.n_tokens = len(rows)
+        for i, (token, position, sequence, wanted) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+            batch.seq_id[i][0] = sequence
+            batch.logits[i] = wanted
+        status = llama_cpp.llama_decode(self.context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode returned {status}")
+
+    def prefill(self, tokens: int) -> float:
+        self.clear()
+        ids = [(i * 7919) % 40000 + 100 for i in range(tokens)]
+        start = time.perf_counter()
+        for first in range(0, tokens, 2048):
+            chunk = ids[first : first + 2048]
+            self.decode([(t, first + i, 0, first + i == tokens - 1) for i, t in enumerate(chunk)])
+        llama_cpp.llama_get_logits_ith(self.context, -1)
+        return time.perf_counter() - start
+
+    def decode_steps(self, batch: int, context: int, steps: int) -> float:
+        self.clear()
+        for s in range(batch):
+            self.decode([((i * 7919 + s) % 40000 + 100, i, s, i == context - 1) for i in range(context)])
+        start = time.perf_counter()
+        for step in range(steps):
+            self.decode([((step * 31 + s) % 40000 + 100, context + step, s, True) for s in range(batch)])
+            for s in range(batch):
+                row = llama_cpp.llama_get_logits_ith(self.context, s)
+                np.argmax(np.ctypeslib.as_array(row, (self.vocab,)))
+        return time.perf_counter() - start
+
+    def logits(self, tokens: list[int]) -> str:
+        self.clear()
+        self.decode([(t, i, 0, True) for i, t in enumerate(tokens)])
+        out = np.stack(
+            [
+                np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.context, i), (self.vocab,)).copy()
+                for i in range(len(tokens))
+            ]
+        )
+        with tempfile.NamedTemporaryFile(suffix=".npy", delete=False) as file:
+            np.save(file, out)
+        return file.name
+
+    def generate(self, tokens: list[int], n: int) -> list[int]:
+        self.clear()
+        out: list[int] = []
+        rows = [(t, i, 0, i == len(tokens) - 1) for i, t in enumerate(tokens)]
+        while len(out) < n:
+            self.decode(rows)
+            row = llama_cpp.llama_get_logits_ith(self.context, -1)
+            out.append(int(np.argmax(np.ctypeslib.as_array(row, (self.vocab,)))))
+            rows = [(out[-1], len(tokens) + len(out) - 1, 0, True)]
+        return out
+
+
+def main() -> None:
+    path, threads, context, sequences = sys.argv[1], *map(int, sys.argv[2:5])
+    started = time.perf_counter()
+    peer = Peer(path, threads, context, sequences)
+    print(json.dumps({"ready": time.perf_counter() - started, "version": llama_cpp.__version__}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        op = command.pop("op")
+        if op == "prefill":
+            answer: dict[str, object] = {"seconds": peer.prefill(**command)}
+        elif op == "decode":
+            answer = {"seconds": peer.decode_steps(**command)}
+        elif op == "logits":
+            answer = {"path": peer.logits(**command)}
+        elif op == "generate":
+            answer = {"tokens": peer.generate(**command)}
+        else:
+            rss = next(x for x in open("/proc/self/status") if x.startswith("VmRSS"))
+            answer = {"rss": int(rss.split()[1]) * 1024}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

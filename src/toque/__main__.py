@@ -1,0 +1,3 @@
+from toque.cli.main import main
+
+main()

@@ -1,0 +1,55 @@
+"""The `toque` command: a table of verbs, each in a file of its own that is imported only when it is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+# verb → (module, attribute, one line of help). The help lives here so that `toque --help` imports nothing else.
+VERBS: dict[str, tuple[str, str, str]] = {
+    "serve": ("toque.cli.serve", "command", "Serve models over the OpenAI API."),
+    "run": ("toque.cli.run", "command", "Chat with a model in the terminal."),
+    "pull": ("toque.cli.pull", "command", "Download a model into the local store."),
+    "list": ("toque.cli.list_", "command", "List the models in the local store."),
+    "show": ("toque.cli.show", "command", "Show one model: files, digests, origin, size."),
+    "rm": ("toque.cli.rm", "command", "Remove a model from the local store."),
+    "bench": ("toque.cli.bench", "command", "Measure a server: throughput, TTFT, inter-token latency."),
+    "version": ("toque.cli.version", "command", "Print the version, the backends and the instruction sets."),
+}
+
+
+def overview() -> str:
+    lines = [
+        "Usage: toque COMMAND [OPTIONS]",
+        "",
+        "Inference engine and serving platform for language models.",
+        "",
+    ]
+    lines += ["Commands:"]
+    lines += [f"  {verb:<9} {text}" for verb, (_, _, text) in VERBS.items()]
+    lines += ["", "`toque COMMAND --help` explains one command. Start with: toque run smollm2"]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Entry point. Exit codes: 0 done, 1 a clear error on stderr, 2 wrong usage."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(overview())
+        sys.exit(0 if args else 2)
+    if args[0] in ("-V", "--version"):
+        args = ["version", *args[1:]]
+    if args[0] not in VERBS:
+        print(f"toque: unknown command {args[0][:40]!r}; `toque --help` lists the commands", file=sys.stderr)
+        sys.exit(2)
+    module, attribute, _ = VERBS[args[0]]
+    command = getattr(import_module(module), attribute)
+    from toque.errors import ToqueError
+
+    try:
+        command.main(args=args[1:], prog_name=f"toque {args[0]}", standalone_mode=True)
+    except ToqueError as error:
+        print(f"toque: {error.message}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
