@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -27,7 +28,9 @@ class Peer:
         silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
         self._silent = silent  # keep the callback alive
         llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        self.model = llama_cpp.llama_model_load_from_file(
+            path.encode(), llama_cpp.llama_model_default_params()
+        )
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = context
         params.n_batch = 2048
@@ -118,8 +121,8 @@ def main() -> None:
         elif op == "generate":
             answer = {"tokens": peer.generate(**command)}
         else:
-            rss = next(x for x in open("/proc/self/status") if x.startswith("VmRSS"))
-            answer = {"rss": int(rss.split()[1]) * 1024}
+            status = Path("/proc/self/status").read_text().splitlines()
+            answer = {"rss": 1024 * next(int(x.split()[1]) for x in status if x.startswith("VmRSS"))}
         print(json.dumps(answer), flush=True)
 
 
