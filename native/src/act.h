@@ -1,0 +1,96 @@
+// Packed activations: what linear kernels read, written by whoever produces the values.
+//
+// `tokens` rows of `width` values are cut into balanced token tiles of at most `tile_max` tokens (64 tokens
+// at 12: 11 11 11 11 10 10), and a tile of T tokens is laid out so that the kernel's T broadcasts have
+// constant offsets:
+//
+//   kI8    codes  int8  [width / 4][T][4]        x = d * code, one d per token and group of 32
+//          scales float [width / 32][5][T]       the five fields of ScaleField
+//   kBF16  codes  bf16  [ceil(width / 2)][T][2]  (odd width: the last value is zero)
+//   kF32   codes  float [width][T]
+//
+// The codes of the tile that starts at token `first` begin at first * code_stride(act) bytes, its scales at
+// first * scale_stride(act) floats. kI8 needs a width that is a multiple of 32.
+//
+// Only plain data and force-inlined functions here: this header is compiled for several instruction sets at
+// once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "packed.h"
+
+namespace toque {
+
+enum class ActKind : uint8_t { kI8, kBF16, kF32 };
+
+// Everything a kernel adds per group is precomputed, so that a group costs one multiply-add per 16 outputs:
+// sum(w a) = scale * (d * sum(code a) + offset) with the offset of a symmetric format, plus min * d * sum(a).
+enum ScaleField : int {
+  kScale = 0,       // d
+  kSum = 1,         // d * sum of the group's 32 codes
+  kOffset4 = 2,     // -8 * d * sum: the offset of a 4-bit code (wider symmetric formats use multiples of it)
+  kOffset6Low = 3,  // -32 * d * sum of codes 0..15, for 6-bit weights with a scale per 16
+  kOffset6High = 4,
+  kScaleFields = 5,
+};
+
+struct Act {
+  ActKind kind;
+  int32_t tokens, width, tile_max;
+  uint8_t* codes;  // 64-byte aligned, act_code_bytes() long
+  float* scales;   // 64-byte aligned, act_scale_count() long; unused unless kI8
+};
+
+TOQUE_CONSTEXPR size_t code_stride(ActKind kind, int width) {
+  switch (kind) {
+    case ActKind::kI8:
+      return (size_t)width;
+    case ActKind::kBF16:
+      return ((size_t)width + 1) / 2 * 4;
+    default:
+      return (size_t)width * 4;
+  }
+}
+TOQUE_CONSTEXPR size_t scale_stride(ActKind kind, int width) {
+  return kind == ActKind::kI8 ? (size_t)(width / kGroup) * kScaleFields : 0;
+}
+TOQUE_CONSTEXPR size_t act_code_bytes(ActKind kind, int tokens, int width) {
+  return (size_t)tokens * code_stride(kind, width) + 64;
+}
+TOQUE_CONSTEXPR size_t act_scale_count(ActKind kind, int tokens, int width) {
+  return (size_t)tokens * scale_stride(kind, width);
+}
+
+struct TokenTile {
+  int first, size;
+};
+TOQUE_CONSTEXPR int token_tiles(int tokens, int tile_max) { return (tokens + tile_max - 1) / tile_max; }
+// Tile `index`: the first (tokens % tiles) tiles are one token larger than the others.
+TOQUE_CONSTEXPR TokenTile token_tile(int tokens, int tile_max, int index) {
+  int tiles = token_tiles(tokens, tile_max), size = tokens / tiles, larger = tokens % tiles;
+  return {index * size + (index < larger ? index : larger), size + (index < larger ? 1 : 0)};
+}
+
+// Where one token's values go. `t` is its place in its tile of `size` tokens.
+struct ActSlot {
+  ActKind kind;
+  int32_t size, t, width;
+  uint8_t* codes;  // of the tile
+  float* scales;   // of the tile
+};
+static inline __attribute__((always_inline)) ActSlot act_slot(const Act& act, int token) {
+  int tiles = token_tiles(act.tokens, act.tile_max), size = act.tokens / tiles, larger = act.tokens % tiles;
+  int in_larger = larger * (size + 1);
+  int index = token < in_larger ? token / (size + 1) : larger + (token - in_larger) / size;
+  TokenTile tile = token_tile(act.tokens, act.tile_max, index);
+  return {act.kind,
+          tile.size,
+          token - tile.first,
+          act.width,
+          act.codes + (size_t)tile.first * code_stride(act.kind, act.width),
+          act.scales + (size_t)tile.first * scale_stride(act.kind, act.width)};
+}
+
+}  // namespace toque

@@ -1,0 +1,112 @@
+// Packed weights: the "tile16" layout.
+//
+// A matrix of `rows` outputs x `cols` inputs is a row of tiles, each holding 16 outputs and all of K as one
+// contiguous stream, so that a kernel reads memory strictly forward. Integer formats cut K into records of
+// 64:
+//
+//   record = [f16 scale x 16 rows] per group, [f16 min x 16 rows] per group (asymmetric formats), block 0,
+//   block 1 block  = codes of 16 rows x 32 k
+//
+// Codes are unsigned. One dword of a code plane belongs to one row and holds four consecutive k (a "quad"):
+// the order of the four-way dot product instructions. Quad j of a block (k = 4j..4j+3) lies in
+//
+//   nibble planes   4 x 64 bytes: byte (j / 2) * 64 + row * 4 + i, low nibble for even j, high nibble for odd
+//   j bit plane (5)   64 bytes at 256: bit j of byte row * 4 + i 2-bit planes(6) 2 x 64 bytes at 256: bits 2
+//   (j % 4) of byte (j / 4) * 64 + row * 4 + i byte planes (8) 8 x 64 bytes: byte j * 64 + row * 4 + i
+//
+// A weight is scale * (code - zero) in symmetric formats and scale * code + min in asymmetric ones. Where K
+// is 32 more than a multiple of 64, the second block of the last record is zero and never read. Rows beyond
+// `rows` are zero.
+//
+// Float formats keep their element type: bf16 as [K / 2][16][2] (odd K padded with zero), f16 and f32 as
+// [K][16].
+//
+// Only plain data and force-inlined functions here: this header is compiled for several instruction sets at
+// once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace toque {
+
+constexpr int kTileRows = 16;
+constexpr int kRecord = 64;  // k per record
+constexpr int kGroup = 32;   // k per block, and per activation scale
+
+enum class Format : uint8_t { kF32, kF16, kBF16, kW4, kW4A, kW5, kW5A, kW6, kW8 };
+
+struct PackedMatrix {
+  Format format;
+  int32_t rows, cols;
+  size_t tile_bytes;    // a multiple of 64
+  const uint8_t* data;  // 64-byte aligned; at least kReadAhead bytes are readable after the last tile
+};
+
+constexpr size_t kReadAhead = 4096;
+
+struct FormatShape {
+  int bits;   // of a code; 16 or 32 for float formats
+  int group;  // k per scale; 0 for float formats
+  bool asymmetric;
+};
+
+#define TOQUE_CONSTEXPR static constexpr inline __attribute__((always_inline))
+
+TOQUE_CONSTEXPR FormatShape format_shape(Format format) {
+  switch (format) {
+    case Format::kF32:
+      return {32, 0, false};
+    case Format::kF16:
+      return {16, 0, false};
+    case Format::kBF16:
+      return {16, 0, false};
+    case Format::kW4:
+      return {4, 32, false};
+    case Format::kW4A:
+      return {4, 32, true};
+    case Format::kW5:
+      return {5, 32, false};
+    case Format::kW5A:
+      return {5, 32, true};
+    case Format::kW6:
+      return {6, 16, false};
+    case Format::kW8:
+      return {8, 32, false};
+  }
+  return {0, 0, false};
+}
+
+TOQUE_CONSTEXPR bool is_integer(Format format) { return format_shape(format).group != 0; }
+// Subtracted from every code of a symmetric format.
+TOQUE_CONSTEXPR int zero_point(Format format) { return 1 << (format_shape(format).bits - 1); }
+TOQUE_CONSTEXPR size_t block_bytes(Format format) {
+  int bits = format_shape(format).bits;
+  return bits == 8 ? 512 : 256 + 64 * (bits - 4);
+}
+// Bytes of the scales of one record, and of its mins where it has any.
+TOQUE_CONSTEXPR size_t scale_bytes(Format format) {
+  return (size_t)(kRecord / format_shape(format).group) * 32;
+}
+TOQUE_CONSTEXPR size_t codes_offset(Format format) {
+  return scale_bytes(format) * (format_shape(format).asymmetric ? 2 : 1);
+}
+TOQUE_CONSTEXPR size_t record_bytes(Format format) { return codes_offset(format) + 2 * block_bytes(format); }
+TOQUE_CONSTEXPR size_t tile_bytes(Format format, int cols) {
+  switch (format) {
+    case Format::kF32:
+      return (size_t)cols * 64;
+    case Format::kF16:
+      return ((size_t)cols * 32 + 63) / 64 * 64;
+    case Format::kBF16:
+      return ((size_t)cols + 1) / 2 * 64;
+    default:
+      return ((size_t)cols + kRecord - 1) / kRecord * record_bytes(format);
+  }
+}
+TOQUE_CONSTEXPR int tile_count(int rows) { return (rows + kTileRows - 1) / kTileRows; }
+TOQUE_CONSTEXPR size_t packed_bytes(Format format, int rows, int cols) {
+  return (size_t)tile_count(rows) * tile_bytes(format, cols);
+}
+
+}  // namespace toque

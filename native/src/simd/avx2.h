@@ -1,0 +1,131 @@
+// The vector layer on AVX2 + FMA + F16C: two 256-bit halves.
+#pragma once
+
+#include <immintrin.h>
+
+namespace toque::TOQUE_ISA {
+
+struct f32x16 {
+  __m256 lo, hi;
+};
+struct i32x16 {
+  __m256i lo, hi;
+};
+struct u8x64 {
+  __m256i lo, hi;
+};
+
+// clang-format off
+TOQUE_INLINE f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+TOQUE_INLINE void store(float* p, f32x16 a) { _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
+TOQUE_INLINE __m256i load_half(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
+TOQUE_INLINE i32x16 load(const int32_t* p) { return {load_half(p), load_half(p + 8)}; }
+TOQUE_INLINE void store(int32_t* p, i32x16 a) { _mm256_storeu_si256((__m256i*)p, a.lo); _mm256_storeu_si256((__m256i*)(p + 8), a.hi); }
+TOQUE_INLINE u8x64 load_bytes(const void* p) { return {load_half(p), load_half((const char*)p + 32)}; }
+TOQUE_INLINE f32x16 broadcast(float x) { __m256 v = _mm256_set1_ps(x); return {v, v}; }
+TOQUE_INLINE i32x16 broadcast(int32_t x) { __m256i v = _mm256_set1_epi32(x); return {v, v}; }
+TOQUE_INLINE u8x64 broadcast4(const void* p) { int32_t x; memcpy(&x, p, 4); __m256i v = _mm256_set1_epi32(x); return {v, v}; }
+TOQUE_INLINE i32x16 iota() { return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)}; }
+
+TOQUE_INLINE f32x16 add(f32x16 a, f32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+TOQUE_INLINE f32x16 sub(f32x16 a, f32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+TOQUE_INLINE f32x16 mul(f32x16 a, f32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+TOQUE_INLINE f32x16 div(f32x16 a, f32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+TOQUE_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+TOQUE_INLINE f32x16 sqrt(f32x16 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+TOQUE_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+TOQUE_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+TOQUE_INLINE f32x16 abs(f32x16 a) { __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)); return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)}; }
+TOQUE_INLINE i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)}; }
+
+TOQUE_INLINE f32x16 as_f32(i32x16 a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
+TOQUE_INLINE i32x16 as_i32(f32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+TOQUE_INLINE f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+// Rounds to nearest, ties to even; |a| below 2^22.
+TOQUE_INLINE i32x16 round_i32(f32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+TOQUE_INLINE __m256 half_from_f16(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+TOQUE_INLINE f32x16 load_f16(const uint16_t* p) { return {half_from_f16(p), half_from_f16(p + 8)}; }
+TOQUE_INLINE __m256 half_from_bf16(const void* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16)); }
+TOQUE_INLINE f32x16 load_bf16(const uint16_t* p) { return {half_from_bf16(p), half_from_bf16(p + 8)}; }
+TOQUE_INLINE void store_f16(uint16_t* p, f32x16 a) {
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// clang-format on
+
+// f32 to bf16 in the low half of each lane, to nearest even; a NaN stays a (quiet) NaN.
+TOQUE_INLINE __m256i half_to_bf16(__m256 a) {
+  __m256i bits = _mm256_castps_si256(a);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, nan, is_nan), 16);
+}
+TOQUE_INLINE void store_bf16(uint16_t* p, f32x16 a) {
+  __m256i packed = _mm256_packus_epi32(half_to_bf16(a.lo), half_to_bf16(a.hi));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+// Sixteen integers in -128..127 as bytes.
+TOQUE_INLINE void store_i8(int8_t* p, i32x16 a) {
+  __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
+  _mm_storeu_si128((__m128i*)p,
+                   _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
+// Lane i of a where i < count, else of b.
+TOQUE_INLINE f32x16 select_first(int count, f32x16 a, f32x16 b) {
+  i32x16 lane = iota();
+  __m256i n = _mm256_set1_epi32(count);
+  return {_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(_mm256_cmpgt_epi32(n, lane.lo))),
+          _mm256_blendv_ps(b.hi, a.hi, _mm256_castsi256_ps(_mm256_cmpgt_epi32(n, lane.hi)))};
+}
+// The low (even k) and high (odd k) halves of sixteen bf16 pairs.
+TOQUE_INLINE f32x16 bf16_low(i32x16 a) { return as_f32(shift_left<16>(a)); }
+TOQUE_INLINE f32x16 bf16_high(i32x16 a) {
+  __m256i m = _mm256_set1_epi32((int32_t)0xffff0000);
+  return as_f32(i32x16{_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)});
+}
+// acc + a.low * b.low + a.high * b.high per lane.
+TOQUE_INLINE f32x16 bf16_dot(f32x16 acc, i32x16 a, i32x16 b) {
+  acc = fma(bf16_low(a), bf16_low(b), acc);
+  return fma(bf16_high(a), bf16_high(b), acc);
+}
+
+// acc + sum of four products of unsigned bytes of a and signed bytes of b, per lane. maddubs saturates at 16
+// bits, so a is used as two nibbles; madd with 16 puts the high one in its place.
+TOQUE_INLINE __m256i dot4_half(__m256i acc, __m256i a, __m256i b) {
+  const __m256i nibble = _mm256_set1_epi8(15);
+  __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(a, nibble), b);
+  __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(a, 4), nibble), b);
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
+}
+TOQUE_INLINE i32x16 dot4(i32x16 acc, u8x64 a, u8x64 b) {
+  return {dot4_half(acc.lo, a.lo, b.lo), dot4_half(acc.hi, a.hi, b.hi)};
+}
+
+// Reductions fold 16 -> 8 -> 4 -> 2 -> 1, always adding lane i + half to lane i.
+TOQUE_INLINE float reduce_add(f32x16 a) {
+  __m256 s8 = _mm256_add_ps(a.lo, a.hi);
+  __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+  __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+  return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+TOQUE_INLINE float reduce_max(f32x16 a) {
+  __m256 s8 = _mm256_max_ps(a.lo, a.hi);
+  __m128 s4 = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+  __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
+  return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
+}
+TOQUE_INLINE int32_t reduce_add(i32x16 a) {
+  __m256i s8 = _mm256_add_epi32(a.lo, a.hi);
+  __m128i s4 = _mm_add_epi32(_mm256_castsi256_si128(s8), _mm256_extracti128_si256(s8, 1));
+  __m128i s2 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s2, _mm_shuffle_epi32(s2, 0xb1)));
+}
+
+TOQUE_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+
+}  // namespace toque::TOQUE_ISA
