@@ -21,7 +21,8 @@
     │   └── UnsupportedModelError   well-formed, but not something Toque runs; names what is supported
     ├── ConfigError             a setting is unknown or out of range; names both
     └── EngineError             our fault: 500
-        └── ReplicaDiedError        the replica went away in the middle: 500
+        ├── ReplicaDiedError        the replica went away in the middle: 500
+        └── WireError               a peer broke the session protocol; its session is closed
 """
 
 from __future__ import annotations
@@ -150,3 +151,7 @@ class EngineError(ToqueError):
 
 class ReplicaDiedError(EngineError):
     code = "replica_died"
+
+
+class WireError(EngineError):
+    code = "wire_error"

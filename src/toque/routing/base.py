@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -34,6 +35,21 @@ class EngineClient(Protocol):
         """Why it is not ready, for people; "" when it is."""
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[SequenceOutput]: ...
+    def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]: ...
 
     def stats(self) -> EngineStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaEntry:
+    """One row of the table that routing gets from the fleet: a replica process and where it listens.
+
+    ``replica_id`` and ``epoch`` name one process: a restarted replica has the same id and a higher epoch. ``state``
+    and ``reason`` are what the fleet knows of the process; what the replica says of itself counts while it talks.
+    """
+
+    replica_id: str
+    epoch: int
+    address: str
+    state: ReplicaState = ReplicaState.STARTING
+    reason: str = ""

@@ -1,0 +1,1 @@
+"""The wire: generated messages (``*_pb2``), their framing, and their translation to `toque.types`."""

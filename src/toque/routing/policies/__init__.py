@@ -1,0 +1,1 @@
+"""Which replica a request goes to: pure functions, one policy per file."""
