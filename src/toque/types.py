@@ -189,6 +189,7 @@ class SequenceOutput:
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; set on the first output
     prompt_logprobs: list[TokenLogprob | None] | None = None  # entry 0 is None; on the first output
     error: str | None = None
+    error_code: str | None = None  # the `code` of the error class it stands for, e.g. "deadline_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
