@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from toque.graph.ir import Graph, Node, RopeSpec, Value
 
@@ -158,15 +159,12 @@ def _add_rms_norm(uses: _Uses) -> tuple[Node, ...]:
 
 
 def _bias(linear: Node) -> tuple[str, ...]:
-    bias = linear.attrs["bias"]
-    assert isinstance(bias, tuple)
-    return bias
+    return cast("tuple[str, ...]", linear.attrs["bias"])
 
 
 def _same_rope(a: Node, b: Node) -> bool:
-    rope_a, rope_b = a.attrs["rope"], b.attrs["rope"]
-    assert isinstance(rope_a, RopeSpec)
-    assert isinstance(rope_b, RopeSpec)
+    rope_a: RopeSpec = a.attrs["rope"]
+    rope_b: RopeSpec = b.attrs["rope"]
     if rope_a is rope_b:
         return True
     return rope_a.mscale == rope_b.mscale and bool(
@@ -174,5 +172,5 @@ def _same_rope(a: Node, b: Node) -> bool:
     )
 
 
-def _head_norms(q: Node, k: Node, head_dim: object) -> bool:
-    return q.attrs["group"] == k.attrs["group"] == head_dim and q.attrs["eps"] == k.attrs["eps"]
+def _head_norms(q: Node, k: Node, head_dim: int) -> bool:
+    return bool(q.attrs["group"] == k.attrs["group"] == head_dim and q.attrs["eps"] == k.attrs["eps"])

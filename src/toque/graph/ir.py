@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,8 @@ import numpy.typing as npt
 class RopeSpec:
     """Rotary embedding of the first ``2 * len(inv_freq)`` dimensions of each head.
 
-    Halves layout: element i of the first half pairs with element i of the second. cos and sin are multiplied by ``mscale`` (yarn's attention factor; 1 otherwise).
+    Halves layout: element i of the first half pairs with element i of the second. cos and sin are multiplied
+    by ``mscale`` (yarn's attention factor; 1 otherwise).
     """
 
     inv_freq: npt.NDArray[np.float64]
@@ -79,7 +81,7 @@ class Node:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     weights: tuple[str, ...] = ()
-    attrs: Mapping[str, object] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

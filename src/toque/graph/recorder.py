@@ -8,6 +8,7 @@ random matrix.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from toque.errors import FormatError, UnsupportedModelError
 from toque.graph.ir import Graph, KVLayer, Node, RopeSpec, Value
@@ -157,7 +158,7 @@ class Recorder:
         inputs: tuple[Value, ...],
         width: int,
         weights: tuple[str, ...] = (),
-        attrs: dict[str, object] | None = None,
+        attrs: dict[str, Any] | None = None,
     ) -> Value:
         if width < 1:
             raise UnsupportedModelError(f"{op} would produce {width} columns", param=op)

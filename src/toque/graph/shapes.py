@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import cast
 
 from toque.errors import FormatError
 from toque.graph.ir import Graph, Node
@@ -24,7 +23,9 @@ def weight_shapes(graph: Graph) -> dict[str, Shape]:
 
 
 def check_shapes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises `FormatError` naming the first tensor that is absent or does not have the shape the graph needs."""
+    """Raises `FormatError` naming the first tensor that is absent or does not have the shape the graph
+    needs.
+    """
     for name, expected in weight_shapes(graph).items():
         actual = shapes.get(name)
         if actual is None:
@@ -43,19 +44,19 @@ def _node_shapes(node: Node) -> Iterator[tuple[str, Shape]]:
     if op == "embed":
         yield weights[0], (None, node.outputs[0].width)
     elif op in ("rms_norm", "layer_norm", "add_rms_norm"):
-        width = cast("int", node.attrs.get("group")) or node.outputs[0].width
+        width = node.attrs.get("group", 0) or node.outputs[0].width
         for name in weights:
             yield name, (width,)
     elif op in ("linear", "gated_linear"):
         widths = [value.width for value in node.outputs] * (2 if op == "gated_linear" else 1)
-        biases = cast("tuple[str, ...]", node.attrs["bias"])
+        biases = node.attrs["bias"]
         for name, bias, width in zip(weights, biases, widths, strict=True):
             yield name, (width, node.inputs[0].width)
             if bias:
                 yield bias, (width,)
     elif op == "rope_attention":
         for name in weights:
-            yield name, (cast("int", node.attrs["head_dim"]),)
+            yield name, (node.attrs["head_dim"],)
     elif op == "moe":
-        experts, width = cast("int", node.attrs["n_experts"]), node.inputs[0].width
+        experts, width = node.attrs["n_experts"], node.inputs[0].width
         yield weights[0], (experts, width)
