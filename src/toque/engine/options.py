@@ -32,8 +32,11 @@ class EngineOptions:
                 raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}", param=name)
         for name, high in (("max_batch_tokens", 65536), ("max_sequences", 1024)):
             if not 1 <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} must be between 1 and {high}, got {getattr(self, name)}", param=name)
+                raise ConfigError(
+                    f"{name} must be between 1 and {high}, got {getattr(self, name)}", param=name
+                )
         if not 1.0 <= self.step_target_ms <= 60_000:
             raise ConfigError(
-                f"step_target_ms must be between 1 and 60000, got {self.step_target_ms}", param="step_target_ms"
+                f"step_target_ms must be between 1 and 60000, got {self.step_target_ms}",
+                param="step_target_ms",
             )

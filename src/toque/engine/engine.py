@@ -1,0 +1,344 @@
+"""The engine: requests in, tokens out, one step at a time. Not thread-safe; one thread owns it."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from toque.backends.base import BLOCK_SIZE, Executable, StepResult
+from toque.engine.admission import Limits, check_request
+from toque.engine.budget import StepBudget
+from toque.engine.kv.cache import KVCache
+from toque.engine.logprobs import LogprobRows
+from toque.engine.options import EngineOptions
+from toque.engine.rate import TokenRate
+from toque.engine.runner import RowSpan, Runner
+from toque.engine.scheduler import Scheduler, StepPlan
+from toque.engine.sequence import Sequence, SequenceState
+from toque.errors import DeadlineError, EngineError, RequestError, ToqueError
+from toque.types import EngineRequest, EngineStats, FinishReason, SequenceOutput
+
+_Outputs = list[SequenceOutput]
+
+
+class Engine:
+    """Runs requests on an executable, packing every step from all of them.
+
+    Guarantees: the tokens of a request depend on its own prompt and parameters only; a request that fails ends with
+    one output whose ``finish_reason`` is ERROR and disturbs nobody; a request that ends, for whatever reason, frees
+    its KV blocks and its sampler slot before `step` returns; every request that `add` accepted gets exactly one
+    output with a ``finish_reason`` (ABORT for aborted ones).
+
+    An executable that fails in a step ends the requests of that step; the engine stays usable. After three failed
+    steps in a row `step` raises EngineError: the device, not a request, is broken.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        options: EngineOptions,
+        *,
+        context_length: int,
+        n_blocks: int,
+        block_size: int = BLOCK_SIZE,
+        max_rows: int = 0,
+        valid_vocab: int = 0,
+        identity: str = "",
+        weights: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``n_blocks`` of the executable's KV are already allocated. ``max_rows`` bounds R (0: max_sequences)."""
+        self.options = options
+        self.executable = executable
+        self.kv = KVCache(
+            n_blocks, block_size=block_size, prefix_cache=options.prefix_cache, identity=identity
+        )
+        self.scheduler = Scheduler(
+            self.kv,
+            StepBudget(options.step_target_ms / 1000.0, options.max_batch_tokens),
+            max_sequences=options.max_sequences,
+            max_rows=max_rows or options.max_sequences,
+            weights=weights,
+        )
+        self.runner = Runner(
+            executable,
+            max_tokens=options.max_batch_tokens,
+            max_sequences=self.scheduler.max_sequences,
+            max_rows=self.scheduler.max_rows,
+            context_length=context_length,
+            block_size=block_size,
+        )
+        self.limits = Limits(
+            context_length=context_length,
+            kv_tokens=n_blocks * block_size,
+            vocab_size=executable.vocab_size,
+            valid_vocab=valid_vocab or executable.vocab_size,
+        )
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+        self._ready: _Outputs = []  # outputs that need no step
+        self._aborted: list[Sequence] = []
+        self._deadlines: list[
+            tuple[float, int, str]
+        ] = []  # (when, arrival, request id); stale entries stay until due
+        self._arrivals = 0
+        self._steps = self._prompt_tokens = self._generated = self._failures = 0
+        self._step_seconds = 0.0
+        self._rate = TokenRate()
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises RequestError (or ContextLengthError) when it can never be served; then nothing
+        was queued."""
+        if request.request_id in self._sequences:
+            raise RequestError(f"request_id {request.request_id!r} is already running", param="request_id")
+        new_tokens = check_request(request, self.limits)
+        sampling = request.sampling
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(63))
+        self._prompt_tokens += len(request.prompt)
+        scoring = new_tokens == 0
+        if scoring and (sampling.prompt_logprobs is None or len(request.prompt) == 1):
+            output = SequenceOutput(request.request_id, [], finish_reason=FinishReason.LENGTH)
+            if sampling.prompt_logprobs is not None:
+                output.prompt_logprobs = [None]
+            self._ready.append(output)
+            return
+        self._arrivals += 1
+        sequence = Sequence(
+            request,
+            sampling,
+            arrival=self._arrivals,
+            tenant=self.scheduler.waiting.join(request.tenant),
+            root=self.kv.names.root(request.tenant, request.cache_salt),
+            end=len(request.prompt) + new_tokens,
+            scoring=scoring,
+        )
+        self._sequences[sequence.id] = sequence
+        self.scheduler.add(sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, sequence.arrival, sequence.id))
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request; unknown ids are ignored. O(1): the next `step` frees what it holds, before computing."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and not sequence.aborted:
+            sequence.aborted = True
+            self._aborted.append(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._ready)
+
+    # --- the step -----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[SequenceOutput]:
+        """Advance the running requests; returns what each of them gained. Empty when there was nothing to do."""
+        outputs, self._ready = self._ready, []
+        if self._aborted:
+            self._sweep_aborted(outputs)
+        if self._deadlines:
+            self._sweep_deadlines(outputs)
+        if not self._sequences:
+            return outputs
+        started = time.perf_counter()
+        plan = self.scheduler.plan()
+        for slot in plan.closed:
+            self.runner.close(slot)
+        for sequence in plan.admitted:
+            self._open(sequence, plan, outputs)
+        if plan.empty:
+            return outputs
+        try:
+            result, spans = self.runner.run(plan)
+        except Exception as error:
+            self._fail_step(plan, error, outputs)
+            return outputs
+        self._failures = 0
+        generated = self._apply(plan, result, spans, outputs)
+        now = time.perf_counter()
+        self.scheduler.observe(plan, now - started)
+        self._steps += 1
+        self._step_seconds += now - started
+        self._generated += generated
+        self._rate.add(generated, now)
+        return outputs
+
+    def _open(self, sequence: Sequence, plan: StepPlan, outputs: _Outputs) -> None:
+        try:
+            self.runner.open(sequence)
+        except Exception as error:
+            plan.chunks = [chunk for chunk in plan.chunks if chunk[0] is not sequence]
+            slot = sequence.slot
+            self._end_with_error(sequence, error, outputs, close_slot=False)
+            # It may be half open, or not open at all: closing it must not hide the reason.
+            with contextlib.suppress(Exception):
+                self.runner.close(slot)
+
+    def _fail_step(self, plan: StepPlan, error: Exception, outputs: _Outputs) -> None:
+        self._failures += 1
+        for sequence in [*plan.decodes, *(chunk[0] for chunk in plan.chunks)]:
+            self._end_with_error(sequence, error, outputs)
+        if self._failures >= 3:
+            self._ready = outputs + self._ready
+            raise EngineError(f"three steps in a row failed: {error}") from error
+
+    def _apply(self, plan: StepPlan, result: StepResult, spans: list[RowSpan], outputs: _Outputs) -> int:
+        """Write a step's results into the sequences; returns the number of generated tokens."""
+        tokens = result.tokens.tolist()
+        logprobs = LogprobRows(result)
+        mask = self.kv.block_size - 1 if self.kv.block_size & (self.kv.block_size - 1) == 0 else 0
+        publish = self.scheduler.publish
+        append = outputs.append
+        for row, sequence in enumerate(plan.decodes):
+            token = tokens[row]
+            computed = sequence.computed = sequence.computed + 1
+            if not computed & mask:
+                publish(sequence)
+            sequence.tokens.append(token)
+            output = SequenceOutput(sequence.id, [token])
+            if sequence.top >= 0:
+                output.logprobs = [logprobs.entry(row, sequence.top)]
+            if token in sequence.stop:
+                output.finish_reason = FinishReason.STOP
+                output.stop_token = token
+                self._end(sequence)
+            elif computed + 1 >= sequence.end:
+                output.finish_reason = FinishReason.LENGTH
+                self._end(sequence)
+            append(output)
+        generated = len(plan.decodes)
+        for (sequence, count), span in zip(plan.chunks, spans, strict=True):
+            generated += self._apply_chunk(sequence, count, span, tokens, logprobs, outputs)
+        return generated
+
+    def _apply_chunk(
+        self,
+        sequence: Sequence,
+        count: int,
+        span: RowSpan,
+        tokens: list[int],
+        logprobs: LogprobRows,
+        outputs: _Outputs,
+    ) -> int:
+        sequence.computed += count
+        self.scheduler.publish(sequence)
+        row = span.first
+        if span.scored and sequence.prompt_logprobs is not None:
+            sequence.prompt_logprobs += [
+                logprobs.entry(r, sequence.prompt_top) for r in range(row, row + span.scored)
+            ]
+            row += span.scored
+        if sequence.computed < len(sequence.tokens):
+            return 0
+        output = SequenceOutput(sequence.id, [])
+        if not sequence.first_sent:
+            sequence.first_sent = True
+            output.cached_tokens = sequence.cached_tokens
+            output.prompt_logprobs = sequence.prompt_logprobs
+        outputs.append(output)
+        if not span.sampled:
+            output.finish_reason = FinishReason.LENGTH
+            self._end(sequence)
+            return 0
+        token = tokens[row]
+        output.tokens.append(token)
+        if sequence.top >= 0:
+            output.logprobs = [logprobs.entry(row, sequence.top)]
+        sequence.tokens.append(token)
+        sequence.decoding = True
+        if token in sequence.stop:
+            output.finish_reason = FinishReason.STOP
+            output.stop_token = token
+            self._end(sequence)
+        elif len(sequence.tokens) >= sequence.end:
+            output.finish_reason = FinishReason.LENGTH
+            self._end(sequence)
+        return 1
+
+    # --- endings ------------------------------------------------------------------------------------------------
+
+    def _end(self, sequence: Sequence, *, close_slot: bool = True) -> None:
+        """Free everything a sequence holds and forget it."""
+        slot = sequence.slot
+        self.scheduler.finish(sequence)
+        del self._sequences[sequence.id]
+        if slot >= 0 and close_slot:
+            self.runner.close(slot)
+
+    def _end_with_error(
+        self, sequence: Sequence, error: Exception, outputs: _Outputs, *, close_slot: bool = True
+    ) -> None:
+        self._end(sequence, close_slot=close_slot)
+        if isinstance(error, ToqueError):
+            message, code = error.message, error.error_code
+        else:
+            message, code = f"{type(error).__name__}: {error}", EngineError.code
+        outputs.append(
+            SequenceOutput(
+                sequence.id,
+                [],
+                finish_reason=FinishReason.ERROR,
+                error=message,
+                error_code=code or EngineError.code,
+            )
+        )
+
+    def _sweep_aborted(self, outputs: _Outputs) -> None:
+        for sequence in self._aborted:
+            if sequence.state != SequenceState.FINISHED:
+                self._end(sequence)
+                outputs.append(SequenceOutput(sequence.id, [], finish_reason=FinishReason.ABORT))
+        self._aborted.clear()
+
+    def _sweep_deadlines(self, outputs: _Outputs) -> None:
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, arrival, request_id = heapq.heappop(self._deadlines)
+            sequence = self._sequences.get(request_id)
+            if sequence is not None and sequence.arrival == arrival:
+                done = len(sequence.tokens) - len(sequence.prompt)
+                error = DeadlineError(f"the request's deadline passed after {max(done, 0)} tokens")
+                self._end_with_error(sequence, error, outputs)
+        if len(self._deadlines) > 2 * len(self._sequences) + 64:
+            live = self._sequences
+            self._deadlines = [d for d in self._deadlines if d[2] in live and live[d[2]].arrival == d[1]]
+            heapq.heapify(self._deadlines)
+
+    # --- the outside --------------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        scheduler = self.scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            queued_tokens=scheduler.waiting.tokens,
+            kv_blocks_used=self.kv.held,
+            kv_blocks_total=self.kv.n_blocks,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated,
+            preemptions=scheduler.preemptions,
+            prefix_hits=scheduler.prefix_hits,
+            prefix_queries=scheduler.prefix_queries,
+            tokens_per_second=self._rate.per_second(time.perf_counter()),
+            step_seconds=self._step_seconds,
+        )
+
+    def check(self) -> None:
+        """Raises EngineError unless every KV block and sampler slot is accounted for. For idle moments and tests."""
+        self.scheduler.check()
+        if len(self._sequences) != len(self.scheduler.running) + len(self.scheduler.waiting):
+            raise EngineError(f"{len(self._sequences)} requests are known, but not all of them run or wait")
+
+    def close(self) -> None:
+        """End everything and release the executable. Nothing may be called afterwards."""
+        for sequence in list(self._sequences.values()):
+            self._end(sequence)
+        self._aborted.clear()
+        self.executable.close()

@@ -1,0 +1,168 @@
+"""Turns a step plan into arrays and has it executed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from toque.backends.base import BLOCK_SIZE, Executable, Int32, StepBatch, StepResult
+from toque.engine.scheduler import StepPlan
+from toque.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """The rows of logits that a chunk asked for: ``scored`` prompt positions, then one sampled row or none."""
+
+    first: int
+    scored: int
+    sampled: bool
+
+
+class Runner:
+    """Owns the arrays that describe a step, and the sampler slots of the executable.
+
+    Block tables live in one array with a row per slot, updated when a sequence is admitted or grows, so that a step
+    gathers them instead of building them.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        *,
+        max_tokens: int,
+        max_sequences: int,
+        max_rows: int,
+        context_length: int,
+        block_size: int = BLOCK_SIZE,
+    ) -> None:
+        self.executable = executable
+        width = -(-context_length // block_size) + 1
+        self._tables = np.zeros((max_sequences, width), np.int32)
+        self._widths = np.zeros(max_sequences, np.int32)
+        self._range = np.arange(max(context_length + 1, max_tokens, max_rows) + 1, dtype=np.int32)
+        self._tokens = np.zeros(max_tokens, np.int32)
+        self._positions = np.zeros(max_tokens, np.int32)
+        self._starts = np.zeros(max_sequences + 1, np.int32)
+        self._context = np.zeros(max_sequences, np.int32)
+        self._rows = np.zeros(max_rows, np.int32)
+        self._slots = np.zeros(max_rows, np.int32)
+        self._targets = np.full(max_rows, -1, np.int32)
+        self._top = np.full(max_rows, -1, np.int32)
+        self._wanted = False  # some entry of _targets or _top is not -1
+
+    def open(self, sequence: Sequence) -> None:
+        """Prepare the sampler slot of an admitted sequence. What the executable raises concerns this request only."""
+        sampling = sequence.sampling
+        self.executable.open_slot(
+            sequence.slot,
+            sampling,
+            sequence.prompt,
+            sequence.output,
+            sampling.stop_token_ids,
+            sampling.min_tokens,
+        )
+        blocks = sequence.blocks
+        self._tables[sequence.slot] = 0
+        self._tables[sequence.slot, : len(blocks)] = blocks
+        self._widths[sequence.slot] = len(blocks)
+
+    def close(self, slot: int) -> None:
+        self.executable.close_slot(slot)
+
+    def run(self, plan: StepPlan) -> tuple[StepResult, list[RowSpan]]:
+        """Execute the plan. Rows come in the order of the plan: one per decode, then the spans of the chunks."""
+        batch, spans = self.batch(plan)
+        return self.executable.step(batch), spans
+
+    def batch(self, plan: StepPlan) -> tuple[StepBatch, list[RowSpan]]:
+        """The arrays of a step. They are views of buffers that the next call overwrites."""
+        for sequence in plan.grown:
+            width = len(sequence.blocks)
+            self._tables[sequence.slot, width - 1] = sequence.blocks[-1]
+            self._widths[sequence.slot] = width
+        decodes = plan.decodes
+        n = len(decodes)
+        if self._wanted:
+            self._targets.fill(-1)
+            self._top.fill(-1)
+            self._wanted = False
+        slots = [sequence.slot for sequence in decodes]
+        self._tokens[:n] = [sequence.tokens[-1] for sequence in decodes]
+        self._positions[:n] = [sequence.computed for sequence in decodes]
+        self._slots[:n] = slots
+        np.add(self._positions[:n], 1, out=self._context[:n])
+        top = [sequence.top for sequence in decodes]
+        if top and max(top) >= 0:
+            self._top[:n] = top
+            self._wanted = True
+        if plan.chunks:
+            n_tokens, n_rows, spans = self._chunks(plan, slots)
+            starts, rows = self._starts[: len(slots) + 1], self._rows[:n_rows]
+            starts[: n + 1] = self._range[: n + 1]
+            rows[:n] = self._range[:n]
+        else:
+            n_tokens, n_rows, spans = n, n, []
+            starts, rows = self._range[: n + 1], self._range[:n]
+        index = np.array(slots, np.intp)
+        width = int(self._widths[index].max())
+        batch = StepBatch(
+            self._tokens[:n_tokens],
+            self._positions[:n_tokens],
+            starts,
+            self._context[: len(slots)],
+            self._tables[:, :width].take(index, axis=0),
+            rows,
+            self._slots[:n_rows],
+            self._targets[:n_rows],
+            self._top[:n_rows],
+        )
+        return batch, spans
+
+    def _chunks(self, plan: StepPlan, slots: list[int]) -> tuple[int, int, list[RowSpan]]:
+        """Lay the chunks after the decodes; returns the totals of tokens and rows, and each chunk's rows."""
+        token = row = len(plan.decodes)
+        spans = []
+        for sequence, count in plan.chunks:
+            index = len(slots)
+            slots.append(sequence.slot)
+            begin = sequence.computed
+            end = begin + count
+            self._tokens[token : token + count] = sequence.tokens[begin:end]
+            self._positions[token : token + count] = self._range[begin:end]
+            self._context[index] = end
+            self._starts[index + 1] = token + count
+            scored = self._score(sequence, begin, end, token, row) if sequence.unscored else 0
+            sampled = end == len(sequence.tokens) and not sequence.scoring
+            spans.append(RowSpan(row, scored, sampled))
+            row += scored
+            if sampled:
+                self._rows[row] = token + count - 1
+                if sequence.top >= 0:
+                    self._top[row] = sequence.top
+                    self._wanted = True
+                row += 1
+            self._slots[spans[-1].first : row] = sequence.slot
+            token += count
+        return token, row, spans
+
+    def _score(self, sequence: Sequence, begin: int, end: int, token: int, row: int) -> int:
+        """Ask for the logprobs of prompt tokens; position p predicts prompt token p + 1. Returns how many rows."""
+        first = max(begin, sequence.scored)
+        last = min(end, len(sequence.prompt) - 1)
+        count = last - first
+        if count <= 0:
+            return 0
+        offset = token + first - begin
+        self._rows[row : row + count] = self._range[:count] + offset
+        self._targets[row : row + count] = sequence.prompt[first + 1 : last + 1]
+        self._top[row : row + count] = sequence.prompt_top
+        self._wanted = True
+        return count
+
+
+def block_table(batch: StepBatch, index: int, block_size: int = BLOCK_SIZE) -> Int32:
+    """The blocks that sequence ``index`` of a batch really uses, in token order."""
+    used = -(-int(batch.context[index]) // block_size)
+    return batch.block_tables[index, :used]
