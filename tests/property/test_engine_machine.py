@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.engine.harness import Answer, advance, alone, request
-from tests.engine.harness import make_engine as new_engine
+from fixtures.engines import Answer, advance, alone, request
+from fixtures.engines import make_engine as new_engine
 from toque.types import FinishReason, SamplingParams
 
 BLOCKS, BLOCK_SIZE = 7, 4
