@@ -190,6 +190,7 @@ class SequenceOutput:
     prompt_logprobs: list[TokenLogprob | None] | None = None  # entry 0 is None; on the first output
     error: str | None = None
     error_code: str | None = None  # the `code` of the error class it stands for, e.g. "deadline_exceeded"
+    queue_seconds: float = 0.0  # from arrival at the engine to the first step; on the first output
 
 
 @dataclass(frozen=True, slots=True)
