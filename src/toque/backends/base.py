@@ -55,7 +55,8 @@ class StepBatch:
 
 @dataclass(slots=True)
 class StepResult:
-    """``tokens`` int32[R] (the target where one was given); logprob arrays only where some row asked for them.
+    """``tokens`` int32[R] (the target where one was given, -1 where no token is left to sample); logprob arrays only
+    where some row asked for them.
 
     ``logprobs`` float32[R]; ``top_ids`` int32[R,K] and ``top_logprobs`` float32[R,K], K the largest ``top`` of the
     batch, best first. Logprobs are log-softmax of the model's raw logits, before bias, penalties and temperature.

@@ -119,6 +119,7 @@ class Engine:
             end=len(request.prompt) + new_tokens,
             scoring=scoring,
         )
+        sequence.added_at = time.perf_counter()
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
         if request.deadline is not None:
@@ -151,6 +152,8 @@ class Engine:
         for slot in plan.closed:
             self.runner.close(slot)
         for sequence in plan.admitted:
+            if sequence.queue_seconds < 0:
+                sequence.queue_seconds = started - sequence.added_at
             self._open(sequence, plan, outputs)
         if plan.empty:
             return outputs
@@ -200,6 +203,9 @@ class Engine:
             computed = sequence.computed = sequence.computed + 1
             if not computed & mask:
                 publish(sequence)
+            if token < 0:
+                self._end_with_error(sequence, _nothing_left(), outputs)
+                continue
             sequence.tokens.append(token)
             output = SequenceOutput(sequence.id, [token])
             if sequence.top >= 0:
@@ -236,11 +242,15 @@ class Engine:
             row += span.scored
         if sequence.computed < len(sequence.tokens):
             return 0
+        if span.sampled and tokens[row] < 0:
+            self._end_with_error(sequence, _nothing_left(), outputs)
+            return 0
         output = SequenceOutput(sequence.id, [])
         if not sequence.first_sent:
             sequence.first_sent = True
             output.cached_tokens = sequence.cached_tokens
             output.prompt_logprobs = sequence.prompt_logprobs
+            output.queue_seconds = sequence.queue_seconds
         outputs.append(output)
         if not span.sampled:
             output.finish_reason = FinishReason.LENGTH
@@ -342,3 +352,9 @@ class Engine:
             self._end(sequence)
         self._aborted.clear()
         self.executable.close()
+
+
+def _nothing_left() -> EngineError:
+    return EngineError(
+        "no token is left to sample: the model's logits are not finite, or every token was ruled out"
+    )

@@ -52,6 +52,8 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
     )
     blocks = kv_blocks(options, context, executable.kv_bytes_per_block, available_bytes())
     executable.allocate_kv(blocks)
+    # A context that the whole cache cannot hold would be promised in vain.
+    context = min(context, blocks * BLOCK_SIZE)
     return Engine(
         executable,
         options,

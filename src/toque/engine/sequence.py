@@ -29,6 +29,7 @@ class Sequence:
 
     __slots__ = (
         "aborted",
+        "added_at",
         "arrival",
         "blocks",
         "cached_tokens",
@@ -44,6 +45,7 @@ class Sequence:
         "prompt_logprobs",
         "prompt_top",
         "published",
+        "queue_seconds",
         "request",
         "room",
         "root",
@@ -95,6 +97,8 @@ class Sequence:
         self.decoding = False  # running, and only the newest token is not computed
         self.aborted = False
         self.first_sent = False
+        self.added_at = 0.0  # when it came, on the clock of the engine's steps
+        self.queue_seconds = -1.0  # -1: it has not been admitted yet
         self.cached_tokens = -1  # -1: the prefix cache has not been asked yet
 
     @property
