@@ -38,7 +38,8 @@ class StepBatch:
     ``masks``                 uint32[R,V32] or None  allowed-token bit masks (bit i of word w = token 32 w + i)
     ========================  ==========  ======================================================================
 
-    Arrays are C-contiguous. The executable never writes to them and keeps no reference after the call.
+    R may be 0: a step that only computes the middle of a prompt. Arrays are C-contiguous. The executable never writes
+    to them and keeps no reference after the call.
     """
 
     tokens: Int32

@@ -35,7 +35,8 @@ def linear(x: Float32, weight: Float32, bias: Float32 | None = None) -> Float32:
 
 def rms_norm(x: Float32, gain: Float32, eps: float, group: int = 0) -> Float32:
     """x / √(mean(x²) + eps) · gain over each row, or over each run of ``group`` elements in it."""
-    grouped = x.reshape(len(x), -1, group or x.shape[1])
+    width = group or x.shape[1]
+    grouped = x.reshape(len(x), x.shape[1] // width, width)  # x may have no rows
     mean_square = np.mean(np.square(grouped), axis=-1, keepdims=True)
     normed: Float32 = grouped / np.sqrt(mean_square + eps) * gain
     return normed.reshape(x.shape)
