@@ -1,0 +1,42 @@
+"""What all handlers share: the deployments, the settings, the keys, the measurements."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from toque.gateway.auth import KeyRing
+from toque.gateway.deployment import Deployment
+from toque.gateway.prepare import TextPool
+from toque.monitor.metrics import Metrics
+from toque.types import EngineStats
+
+if TYPE_CHECKING:
+    from toque.config import Settings
+
+
+class Gateway:
+    """One gateway process. ``draining`` is set once, by the server, when it has been told to stop."""
+
+    def __init__(self, deployments: Mapping[str, Deployment], settings: Settings) -> None:
+        self.deployments = deployments
+        self.settings = settings
+        self.keys = KeyRing(settings.auth.api_keys)
+        self.metrics = Metrics(self._stats)
+        self.pool = TextPool()
+        self.started = time.time()
+        self.draining = False
+
+    @property
+    def ready(self) -> bool:
+        """Every deployment answers. A gateway without any is not ready: all of nothing is nothing."""
+        return (
+            bool(self.deployments) and not self.draining and all(d.serving for d in self.deployments.values())
+        )
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _stats(self) -> dict[str, EngineStats]:
+        return {name: deployment.client.stats() for name, deployment in self.deployments.items()}

@@ -1,0 +1,210 @@
+"""Running a prepared request: engine outputs in, text deltas out. Streams and whole answers both read this.
+
+::
+
+    EngineClient.generate ─┐  SequenceOutput        Choice.advance        ChoiceDelta
+    EngineClient.generate ─┼─────────────────▶  TextStream, stop, usage ─────────────▶ formatter
+    EngineClient.generate ─┘   (n x prompts)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from toque.errors import DeadlineError, EngineError, ToqueError
+from toque.gateway.deployment import Deployment
+from toque.gateway.requests import PreparedRequest, PreparedSequence, Usage
+from toque.text.stream import Piece, TextStream
+from toque.types import FinishReason, SequenceOutput, TokenLogprob
+
+if TYPE_CHECKING:
+    from toque.gateway.admission import Ticket
+    from toque.monitor.metrics import RequestRecord
+
+_ERRORS: dict[str, type[ToqueError]] = {str(DeadlineError.code): DeadlineError}
+PROMPT_TAIL = 16  # prompt tokens that a detokenizer may need to place a space before the first new one
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """What one wakeup adds to one choice. ``pieces`` are the tokens that ``logprobs`` belong to; ``prompt_logprobs``
+    come once, with the first."""
+
+    index: int
+    text: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice's progress: its text, and when it is over."""
+
+    sequence: PreparedSequence
+    text: TextStream
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    tokens: int = 0
+    done: bool = False
+
+    def advance(self, output: SequenceOutput) -> ChoiceDelta:
+        """Fold one engine output in. The token that ended the answer is counted but never shown."""
+        shown = output.tokens
+        if output.stop_token is not None and shown and shown[-1] == output.stop_token:
+            shown = shown[:-1]
+        piece = self.text.push(shown)
+        delta = ChoiceDelta(self.sequence.index, piece.text, prompt_logprobs=output.prompt_logprobs)
+        if output.logprobs is not None:
+            delta.pieces = piece.pieces
+            delta.logprobs = output.logprobs[: len(piece.pieces)]
+        if piece.stopped:
+            self.done = True
+            delta.finish_reason = FinishReason.STOP
+        elif output.finish_reason is not None:
+            self.done = True
+            tail = self.text.finish()
+            delta.text += tail.text
+            delta.finish_reason = FinishReason.STOP if tail.stopped else output.finish_reason
+        return delta
+
+
+@dataclass(slots=True)
+class Generation:
+    """One client request while it runs. Closing ``deltas()`` aborts whatever still runs in the engines.
+
+    The stream ends normally once every choice has its finish reason. Otherwise it raises a ToqueError, after which
+    ``usage`` still says what was computed.
+    """
+
+    prepared: PreparedRequest
+    deployment: Deployment
+    record: RequestRecord
+    ticket: Ticket
+    usage: Usage = field(default_factory=Usage)
+
+    def __post_init__(self) -> None:
+        self.usage.prompt_tokens = self.prepared.prompt_tokens
+
+    async def deltas(self) -> AsyncGenerator[list[ChoiceDelta], None]:
+        choices = [self._choice(sequence) for sequence in self.prepared.sequences]
+        opening = [
+            ChoiceDelta(
+                choice.sequence.index,
+                text=choice.sequence.echo_text,
+                finish_reason=None if choice.sequence.engine else FinishReason.LENGTH,
+            )
+            for choice in choices
+            if choice.sequence.echo_text or choice.sequence.engine is None
+        ]
+        running = [choice for choice in choices if choice.sequence.engine is not None]
+        for choice in choices:
+            if choice.sequence.engine is None:
+                self.ticket.started(len(choice.sequence.prompt))
+                if choice.sequence.first_of_prompt:
+                    self.record.prompt(len(choice.sequence.prompt), 0)
+        if not running:
+            yield opening
+            return
+        source = self._one(running[0]) if len(running) == 1 else self._many(running)
+        try:
+            async for deltas in source:
+                # An echo travels with the first real output, so that an error before it is a plain answer.
+                yield opening + deltas if opening else deltas
+                opening = []
+        finally:
+            await source.aclose()
+
+    def _choice(self, sequence: PreparedSequence) -> Choice:
+        request = self.prepared.request
+        text = TextStream(
+            self.deployment.tokenizer,
+            stop=request.stop,
+            include_stop=request.include_stop,
+            skip_special=request.skip_special,
+            prompt_tail=sequence.prompt[-PROMPT_TAIL:] if sequence.continues else (),
+        )
+        return Choice(sequence, text)
+
+    async def _one(self, choice: Choice) -> AsyncGenerator[list[ChoiceDelta], None]:
+        outputs = self._outputs(choice)
+        try:
+            async for output in outputs:
+                yield [self._advance(choice, output)]
+                if choice.done:
+                    return
+        finally:
+            await _close(outputs)
+        raise EngineError("the engine's answer ended without a finish reason")
+
+    async def _many(self, choices: list[Choice]) -> AsyncGenerator[list[ChoiceDelta], None]:
+        """All sequences at once; everything that arrived since the last wakeup leaves in one list."""
+        queue: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in choices]
+        open_choices = len(choices)
+        try:
+            while open_choices:
+                batch = [await queue.get()]
+                while not queue.empty():
+                    batch.append(queue.get_nowait())
+                deltas: list[ChoiceDelta] = []
+                for item in batch:
+                    if isinstance(item, Exception):
+                        raise item
+                    open_choices -= item.finish_reason is not None
+                    deltas.append(item)
+                yield deltas
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, choice: Choice, queue: asyncio.Queue[ChoiceDelta | Exception]) -> None:
+        outputs = self._outputs(choice)
+        try:
+            async for output in outputs:
+                queue.put_nowait(self._advance(choice, output))
+                if choice.done:
+                    return
+            queue.put_nowait(EngineError("the engine's answer ended without a finish reason"))
+        except Exception as error:
+            queue.put_nowait(error)
+        finally:
+            await _close(outputs)
+
+    def _outputs(self, choice: Choice) -> AsyncIterator[SequenceOutput]:
+        assert choice.sequence.engine is not None
+        return self.deployment.client.generate(choice.sequence.engine)
+
+    def _advance(self, choice: Choice, output: SequenceOutput) -> ChoiceDelta:
+        now = time.perf_counter()
+        sequence = choice.sequence
+        if choice.first_token_at == 0.0:
+            choice.first_token_at = choice.last_token_at = now
+            self.ticket.started(len(sequence.prompt))
+            cached = output.cached_tokens if sequence.first_of_prompt else 0
+            self.usage.cached_tokens += cached
+            self.record.queued(output.queue_seconds)
+            if sequence.first_of_prompt:
+                self.record.prompt(len(sequence.prompt), cached)
+        if output.finish_reason is FinishReason.ERROR:
+            message = output.error or "the engine could not finish this request"
+            raise _ERRORS.get(output.error_code or "", EngineError)(message)
+        count = len(output.tokens)
+        if count:
+            self.record.tokens(count, now - choice.last_token_at if choice.tokens else 0.0, now)
+            choice.last_token_at = now
+            choice.tokens += count
+            self.usage.completion_tokens += count
+        return choice.advance(output)
+
+
+async def _close(outputs: AsyncIterator[SequenceOutput]) -> None:
+    """Tell the engine that nobody reads any more. An iterator that has ended takes no notice."""
+    if isinstance(outputs, AsyncGenerator):
+        await outputs.aclose()

@@ -1,0 +1,90 @@
+"""One HTTP request and its answer."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from toque.errors import ToqueError
+from toque.gateway.http.errors import error_body, error_headers
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_JSON = (b"content-type", b"application/json")
+_EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that buffers would hold every token back
+]
+
+
+class Exchange:
+    """What a handler reads from and writes to.
+
+    Every answer leaves through ``send``, which adds the headers that all answers carry. ``status`` is what the
+    metrics and the log say in the end: the status line, or for a stream that broke, the error's status.
+    """
+
+    def __init__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        self.arrived = time.perf_counter()
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = self._read_request_id()
+        self.tenant = ""
+        self.endpoint = "other"
+        self.model = ""
+        self.status = 0
+        self.started = False
+        self.added: Headers = [(b"x-request-id", self.request_id.encode())]
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *self.added]}
+        await self._send(message)
+
+    async def answer(self, status: int, body: bytes, headers: Headers | None = None) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self.send(
+            {"type": "http.response.start", "status": status, "headers": [length, *(headers or [_JSON])]}
+        )
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def fail(self, error: ToqueError) -> None:
+        """The error as the whole answer, or as the last event of a stream that has begun."""
+        if self.started:
+            await self.write(b"data: " + error_body(error) + b"\n\n")
+            await self.finish()
+            self.status = error.status
+        else:
+            await self.answer(error.status, error_body(error), [_JSON, *error_headers(error)])
+
+    async def start_events(self) -> None:
+        await self.send({"type": "http.response.start", "status": 200, "headers": list(_EVENTS)})
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def _read_request_id(self) -> str:
+        """The caller's id when it is a plain one (it goes into logs and headers), else a new one."""
+        given = self.header(b"x-request-id")
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given
+        return f"req-{uuid.uuid4().hex}"

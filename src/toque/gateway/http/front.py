@@ -1,0 +1,116 @@
+"""The outermost layer: request ids, CORS, keys, and the promise that every request is answered and counted once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from toque.errors import EngineError, ToqueError, UnavailableError
+from toque.gateway.auth import OPEN_PATHS
+from toque.gateway.gateway import Gateway
+from toque.gateway.http.body import ClientLeft
+from toque.gateway.http.exchange import Exchange, Headers, Receive, Send
+
+log = logging.getLogger("toque.gateway")
+
+CLIENT_LEFT = 499
+_EXPOSED = b"x-request-id, x-toque-model-version, retry-after"
+
+
+class Front:
+    """ASGI middleware around the router.
+
+    Whatever a handler raises becomes one OpenAI-shaped answer (or the last event of its stream): a ToqueError with
+    its own status, anything else with 500 and a line in the log that carries the request id.
+    """
+
+    def __init__(self, app: Any, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+        self._origins = frozenset(gateway.settings.server.cors_origins)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        scope["toque.exchange"] = exchange
+        if self._gateway.draining:
+            exchange.added.append((b"connection", b"close"))
+        try:
+            await self._answer(exchange)
+        finally:
+            self._gateway.metrics.answered(exchange.endpoint, exchange.status)
+            if log.isEnabledFor(logging.INFO):
+                _log(exchange)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            if self._is_preflight(exchange):
+                await exchange.answer(204, b"", self._preflight(exchange))
+                return
+            exchange.added += self._cors(exchange)
+            if exchange.scope["path"] not in OPEN_PATHS:
+                exchange.tenant = self._gateway.keys.tenant(exchange.header(b"authorization"))
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except ToqueError as error:
+            if error.status >= 500 and not isinstance(error, UnavailableError):
+                log.error("request %s failed: %s", exchange.request_id, error)
+            await exchange.fail(error)
+        except ClientLeft:
+            exchange.status = CLIENT_LEFT
+        except asyncio.CancelledError:
+            # The server's grace is over: the client learns it. Nothing outside this task waits for its cancellation.
+            exchange.status = UnavailableError.status
+            await exchange.fail(
+                UnavailableError("the server is stopping and this request did not finish in time")
+            )
+        except Exception:
+            log.exception("request %s failed unexpectedly", exchange.request_id)
+            await exchange.fail(EngineError(f"internal error; the log has it under {exchange.request_id}"))
+
+    def _is_preflight(self, exchange: Exchange) -> bool:
+        return (
+            exchange.scope["method"] == "OPTIONS"
+            and b"origin" in exchange.headers
+            and b"access-control-request-method" in exchange.headers
+        )
+
+    def _cors(self, exchange: Exchange) -> Headers:
+        origin = exchange.headers.get(b"origin")
+        if origin is None or not self._origins:
+            return []
+        headers: Headers = [(b"vary", b"Origin")]
+        if "*" in self._origins or origin.decode("latin-1") in self._origins:
+            headers += [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", _EXPOSED),
+            ]
+        return headers
+
+    def _preflight(self, exchange: Exchange) -> Headers:
+        """What a browser asks before it sends a request; it asks without a key."""
+        allowed = self._cors(exchange)
+        if len(allowed) > 1:
+            wanted = exchange.headers.get(b"access-control-request-headers", b"authorization, content-type")
+            allowed += [
+                (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+                (b"access-control-allow-headers", wanted[:1024]),
+                (b"access-control-max-age", b"600"),
+            ]
+        return allowed
+
+
+def _log(exchange: Exchange) -> None:
+    log.info(
+        "%s %s %d %.1fms id=%s model=%s",
+        exchange.scope["method"],
+        exchange.endpoint,
+        exchange.status,
+        (time.perf_counter() - exchange.arrived) * 1e3,
+        exchange.request_id,
+        exchange.model or "-",
+    )

@@ -1,0 +1,42 @@
+"""The two endpoints that generate."""
+
+from __future__ import annotations
+
+import uuid
+
+from toque.gateway.deployment import find_deployment
+from toque.gateway.gateway import Gateway
+from toque.gateway.http.body import check_content_type, decode, read_body
+from toque.gateway.http.chat import ChatFormat
+from toque.gateway.http.completions import CompletionFormat
+from toque.gateway.http.exchange import Exchange
+from toque.gateway.http.openai_types import ChatCompletionBody, CompletionBody
+from toque.gateway.http.respond import respond
+from toque.gateway.http.translate import chat_request, completion_request
+
+
+async def chat_completions(exchange: Exchange, gateway: Gateway) -> None:
+    body = decode(await receive_json(exchange, gateway), ChatCompletionBody)
+    deployment = find_deployment(gateway.deployments, body.model)
+    # The answer's id is new every time, so it can name the work inside too; the caller's own id may come twice.
+    request = chat_request(
+        body, f"chatcmpl-{uuid.uuid4().hex}", exchange.tenant, gateway.settings.limits.max_choices
+    )
+    await respond(exchange, gateway, deployment, request, ChatFormat)
+
+
+async def completions(exchange: Exchange, gateway: Gateway) -> None:
+    body = decode(await receive_json(exchange, gateway), CompletionBody)
+    deployment = find_deployment(gateway.deployments, body.model)
+    request = completion_request(
+        body, f"cmpl-{uuid.uuid4().hex}", exchange.tenant, gateway.settings.limits.max_choices
+    )
+    await respond(exchange, gateway, deployment, request, CompletionFormat)
+
+
+async def receive_json(exchange: Exchange, gateway: Gateway) -> bytes:
+    settings = gateway.settings
+    check_content_type(exchange.scope)
+    return await read_body(
+        exchange.scope, exchange.receive, settings.limits.max_body_bytes, settings.server.body_timeout_s
+    )

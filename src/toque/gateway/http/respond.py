@@ -1,0 +1,188 @@
+"""From a request to its answer: admission, preparation, generation; streamed, or folded into one body."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from toque.errors import DeadlineError
+from toque.gateway.deployment import Deployment
+from toque.gateway.gateway import Gateway
+from toque.gateway.generation import ChoiceDelta, Generation
+from toque.gateway.http.body import ClientLeft
+from toque.gateway.http.exchange import Exchange
+from toque.gateway.prepare import prepare, prompt_size
+from toque.gateway.requests import GenerationRequest, PreparedRequest, Usage
+from toque.text.stream import Piece
+from toque.types import FinishReason, TokenLogprob
+
+# A client that hears nothing for long gives up, so a request that waits for its turn says so from time to time.
+KEEP_ALIVE_S = 10.0
+
+
+@dataclass(slots=True)
+class FoldedChoice:
+    """The whole of one choice: its deltas, joined."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.texts.append(delta.text)
+        if delta.logprobs:
+            self.pieces += delta.pieces
+            self.logprobs += delta.logprobs
+        if delta.prompt_logprobs:
+            self.prompt_logprobs += delta.prompt_logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+
+
+class AnswerFormat(Protocol):
+    """How one API spells an answer. Chat, completions and what comes later each have one."""
+
+    def events(self, deltas: list[ChoiceDelta]) -> bytes:
+        """Server-sent events for what is new; b"" when there is nothing to say."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """The events that end a stream."""
+        ...
+
+    def body(self, choices: list[FoldedChoice], usage: Usage) -> bytes: ...
+
+
+class FormatFactory(Protocol):
+    def __call__(self, prepared: PreparedRequest, deployment: Deployment) -> AnswerFormat: ...
+
+
+async def respond(
+    exchange: Exchange,
+    gateway: Gateway,
+    deployment: Deployment,
+    request: GenerationRequest,
+    spell: FormatFactory,
+) -> None:
+    """Answer a checked request. The engine's work ends within a moment of the client's leaving, however it ends."""
+    exchange.model = deployment.name
+    exchange.added.append((b"x-toque-model-version", deployment.version.encode("latin-1", "replace")))
+    timeout = request.timeout_s or deployment.limits.request_timeout_s
+    estimate = sum(prompt_size(prompt) for prompt in request.prompts) * request.n // 4
+    ticket = deployment.admission.enter(request.choices, estimate, deployment.client.stats())
+    try:
+        with cancelled_when_client_leaves(exchange):
+            async with asyncio.timeout(timeout):
+                prepared = await prepare(request, deployment, gateway.pool)
+                ticket.measured(prepared.prompt_tokens * request.n)
+                await deployment.until_serving()
+                record = gateway.metrics.record(deployment.name, exchange.arrived)
+                generation = Generation(prepared, deployment, record, ticket)
+                answer = spell(prepared, deployment)
+                async with aclosing(generation.deltas()) as deltas:
+                    if request.stream:
+                        await _stream(exchange, deltas, answer, generation.usage)
+                    else:
+                        await _whole(exchange, deltas, answer, generation)
+                record.completed(time.perf_counter())
+    except TimeoutError:
+        raise DeadlineError(f"the request did not finish within {timeout:g} s", param="timeout") from None
+    finally:
+        ticket.release()
+
+
+async def _stream(
+    exchange: Exchange, deltas: AsyncGenerator[list[ChoiceDelta], None], answer: AnswerFormat, usage: Usage
+) -> None:
+    """Headers leave with the first output, so that what fails before it still gets its own status."""
+    waiting = _Patience(exchange)
+    try:
+        async for batch in deltas:
+            data = answer.events(batch)
+            if not exchange.started:
+                await exchange.start_events()
+            waiting.over()
+            if data:
+                await exchange.write(data)
+        await exchange.write(answer.closing(usage))
+        await exchange.finish()
+    finally:
+        waiting.over()
+
+
+async def _whole(
+    exchange: Exchange,
+    deltas: AsyncGenerator[list[ChoiceDelta], None],
+    answer: AnswerFormat,
+    generation: Generation,
+) -> None:
+    choices = [FoldedChoice(sequence.index) for sequence in generation.prepared.sequences]
+    async for batch in deltas:
+        for delta in batch:
+            choices[delta.index].add(delta)
+    await exchange.answer(200, answer.body(choices, generation.usage))
+
+
+class _Patience:
+    """Keeps a stream's connection alive with comments until its first token."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(
+            KEEP_ALIVE_S, self._begin
+        )
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._comment())
+
+    async def _comment(self) -> None:
+        await self._exchange.start_events()
+        while True:
+            await self._exchange.write(b": waiting\n\n")
+            await asyncio.sleep(KEEP_ALIVE_S)
+
+    def over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+
+@contextmanager
+def cancelled_when_client_leaves(exchange: Exchange) -> Iterator[None]:
+    """Inside, this task is cancelled as soon as the connection is gone; that comes out as ClientLeft."""
+    task = asyncio.current_task()
+    assert task is not None
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await exchange.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not left:
+            raise
+        task.uncancel()
+        raise ClientLeft from None
+    finally:
+        watcher.cancel()

@@ -1,0 +1,378 @@
+"""From OpenAI bodies to the internal request: ranges, combinations, and what is not supported yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from toque.errors import RequestError
+from toque.gateway.http.openai_types import (
+    ChatCompletionBody,
+    CompletionBody,
+    Message,
+    SamplingFields,
+)
+from toque.gateway.requests import (
+    MAX_STOP,
+    MAX_STOP_CHARS,
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+from toque.types import MAX_LOGPROBS, SamplingParams
+
+MAX_MESSAGES = 4096
+MAX_TOOL_CALLS = 128
+MAX_TEMPLATE_VARIABLES = 64
+MAX_DEPTH = 32  # of tool arguments and template variables
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat runs to the end of the context
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+_DEFAULTS = SamplingParams()
+
+
+def chat_request(
+    body: ChatCompletionBody, request_id: str, tenant: str, max_choices: int
+) -> GenerationRequest:
+    """``max_completion_tokens`` is the successor of ``max_tokens`` and wins when both are given."""
+    _refuse_unsupported_chat(body)
+    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    limit: int | None = getattr(body, limit_name)
+    if limit is not None and limit < 1:
+        raise RequestError(f"{limit_name} must be 1 or more, got {brief(limit)}", param=limit_name)
+    logprobs: int | None = None
+    if body.top_logprobs is not None:
+        bounded("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+        if not body.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if body.logprobs:
+        logprobs = body.top_logprobs or 0
+    prompt = chat_prompt(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message or False,
+        template_extra=body.chat_template_kwargs or {},
+    )
+    return GenerationRequest(
+        request_id=request_id,
+        model=body.model,
+        prompts=(prompt,),
+        sampling=_sampling(body, limit, logprobs, None),
+        echo=(body.echo or False) and prompt.continue_final_message,
+        tenant=tenant,
+        **_common(body, 1, max_choices),
+    )
+
+
+def completion_request(
+    body: CompletionBody, request_id: str, tenant: str, max_choices: int
+) -> GenerationRequest:
+    if body.suffix:
+        raise RequestError(
+            "suffix is not supported: models here continue text, they do not fill in", param="suffix"
+        )
+    if body.logprobs is not None:
+        bounded("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    echo = body.echo or False
+    if limit < 0 or (limit == 0 and not echo):
+        raise RequestError(
+            f"max_tokens must be 1 or more (0 only with echo), got {brief(limit)}", param="max_tokens"
+        )
+    prompts = completion_prompts(body.prompt, max_choices)
+    return GenerationRequest(
+        request_id=request_id,
+        model=body.model,
+        prompts=prompts,
+        sampling=_sampling(body, limit, body.logprobs, body.logprobs if echo else None),
+        echo=echo,
+        tenant=tenant,
+        **_common(body, len(prompts), max_choices),
+    )
+
+
+def completion_prompts(prompt: str | Sequence[str | int | list[int]], most: int) -> tuple[Prompt, ...]:
+    """A text, token ids, or a list of either. Ids are used untouched."""
+    if isinstance(prompt, str):
+        return (TextPrompt(prompt),)
+    if not prompt:
+        raise RequestError("prompt must not be an empty list", param="prompt")
+    kind = type(prompt[0])
+    for position, item in enumerate(prompt):
+        if type(item) is not kind:
+            raise RequestError(
+                f"prompt must hold texts, token ids or lists of token ids, not a mixture: item {position} differs "
+                f"from item 0",
+                param=f"prompt[{position}]",
+            )
+    if kind is int:
+        return (TokenPrompt(_token_ids(prompt, "prompt")),)
+    if len(prompt) > most:
+        raise RequestError(f"prompt takes at most {most} prompts at once, got {len(prompt)}", param="prompt")
+    if kind is str:
+        return tuple(TextPrompt(str(text)) for text in prompt)
+    return tuple(TokenPrompt(_token_ids(ids, f"prompt[{i}]")) for i, ids in enumerate(prompt))
+
+
+def chat_prompt(
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool,
+    template_extra: dict[str, Any] | None = None,
+) -> ChatPrompt:
+    if not messages:
+        raise RequestError("messages must hold at least one message", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(f"messages takes at most {MAX_MESSAGES}, got {len(messages)}", param="messages")
+    if continue_final_message:
+        if add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt cannot both be true: the one continues the last "
+                "message, the other opens a new one",
+                param="continue_final_message",
+            )
+        if messages[-1].role != "assistant" or messages[-1].content is None:
+            raise RequestError(
+                "continue_final_message needs the last message to be the assistant's, with content",
+                param="continue_final_message",
+            )
+    extra = template_extra or {}
+    if len(extra) > MAX_TEMPLATE_VARIABLES:
+        raise RequestError(
+            f"chat_template_kwargs takes at most {MAX_TEMPLATE_VARIABLES} entries, got {len(extra)}",
+            param="chat_template_kwargs",
+        )
+    check_depth(extra, "chat_template_kwargs")
+    return ChatPrompt(
+        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages)),
+        add_generation_prompt=not continue_final_message
+        if add_generation_prompt is None
+        else add_generation_prompt,
+        continue_final_message=continue_final_message,
+        template_extra=extra,
+    )
+
+
+def _message(message: Message, where: str) -> dict[str, Any]:
+    """One message as templates know it. ``developer`` is what newer clients call ``system``."""
+    if message.role not in ROLES:
+        raise RequestError(
+            f"{where}.role must be one of {', '.join(ROLES)}, got {brief(message.role)}",
+            param=f"{where}.role",
+        )
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    if isinstance(message.content, list):
+        texts: list[str] = []
+        for j, part in enumerate(message.content):
+            if part.type not in ("text", "input_text", "refusal") or part.text is None:
+                raise RequestError(
+                    f"{where}.content[{j}]: only parts of type text are supported, got {brief(part.type)}",
+                    param=f"{where}.content[{j}].type",
+                )
+            texts.append(part.text)
+        plain["content"] = "\n".join(texts)
+    else:
+        plain["content"] = message.content or ""
+    if message.content is None and not message.tool_calls and message.role != "assistant":
+        raise RequestError(f"{where}.content is required", param=f"{where}.content")
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.reasoning_content is not None:
+        plain["reasoning_content"] = message.reasoning_content
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        if len(message.tool_calls) > MAX_TOOL_CALLS:
+            raise RequestError(
+                f"{where}.tool_calls takes at most {MAX_TOOL_CALLS}, got {len(message.tool_calls)}",
+                param=f"{where}.tool_calls",
+            )
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(
+                        call.function.arguments, f"{where}.tool_calls[{j}].function.arguments"
+                    ),
+                },
+            }
+            for j, call in enumerate(message.tool_calls)
+        ]
+    return plain
+
+
+def _arguments(arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
+    """A replayed call's arguments as the mapping that Hugging Face templates expect; "" is none."""
+    if isinstance(arguments, str):
+        if not arguments.strip():
+            return {}
+        try:
+            arguments = msgspec.json.decode(arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            raise RequestError(f"{where} must be a JSON object as text, or an object", param=where) from None
+    check_depth(arguments, where)
+    return arguments
+
+
+def _sampling(
+    body: SamplingFields, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    d = _DEFAULTS
+    min_tokens = body.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise RequestError(
+            f"min_tokens must be at most max_tokens ({brief(max_tokens)}), got {brief(min_tokens)}",
+            param="min_tokens",
+        )
+    return SamplingParams(
+        temperature=d.temperature if body.temperature is None else body.temperature,
+        top_k=d.top_k if body.top_k is None else body.top_k,
+        top_p=d.top_p if body.top_p is None else body.top_p,
+        min_p=d.min_p if body.min_p is None else body.min_p,
+        repetition_penalty=d.repetition_penalty
+        if body.repetition_penalty is None
+        else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=_logit_bias(body.logit_bias),
+        seed=body.seed,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        # More than any context holds means "as much as there is room for"; the sampler's field is 32 bits wide.
+        max_tokens=max_tokens if max_tokens is None else min(max_tokens, 2**31 - 1),
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos or False,
+    )
+
+
+def _common(body: SamplingFields, prompts: int, max_choices: int) -> dict[str, Any]:
+    if body.response_format is not None and body.response_format.type != "text":
+        raise RequestError(
+            f"response_format of type {brief(body.response_format.type)} is not supported yet: only text is",
+            param="response_format",
+        )
+    for name in ("structured_outputs", "bad_words"):
+        if given(getattr(body, name)):
+            raise RequestError(f"{name} is not supported yet", param=name)
+    n = 1 if body.n is None else body.n
+    if not 1 <= n * prompts <= max_choices or n < 1:
+        most = max(1, max_choices // prompts)
+        raise RequestError(f"n must be between 1 and {most} here, got {brief(n)}", param="n")
+    if body.best_of is not None and body.best_of != n:
+        raise RequestError(
+            f"best_of is not supported: it must equal n ({n}) when given, got {brief(body.best_of)}",
+            param="best_of",
+        )
+    stream = body.stream or False
+    if body.stream_options is not None and not stream:
+        raise RequestError("stream_options is only for stream: true", param="stream_options")
+    if body.timeout is not None and not 0 < body.timeout <= 86_400:
+        raise RequestError(
+            f"timeout must be between 0 and 86400 seconds, got {brief(body.timeout)}", param="timeout"
+        )
+    if body.priority is not None:
+        bounded("priority", body.priority, -1000, 1000)
+    if body.cache_salt is not None and len(body.cache_salt) > 256:
+        raise RequestError(
+            f"cache_salt takes at most 256 characters, got {len(body.cache_salt)}", param="cache_salt"
+        )
+    return {
+        "n": n,
+        "stop": _stop(body.stop),
+        "include_stop": body.include_stop_str_in_output or False,
+        "skip_special": True if body.skip_special_tokens is None else body.skip_special_tokens,
+        "stream": stream,
+        "include_usage": bool(stream and body.stream_options and body.stream_options.include_usage),
+        "timeout_s": body.timeout,
+        "cache_salt": body.cache_salt or "",
+        "priority": body.priority or 0,
+    }
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    strings = [stop] if isinstance(stop, str) else stop
+    if len(strings) > MAX_STOP:
+        raise RequestError(f"stop takes at most {MAX_STOP} strings, got {len(strings)}", param="stop")
+    for string in strings:
+        if not string:
+            raise RequestError(
+                "stop must not hold an empty string: it would end every answer at once", param="stop"
+            )
+        if len(string) > MAX_STOP_CHARS:
+            raise RequestError(
+                f"a stop string may have at most {MAX_STOP_CHARS} characters, got {len(string)}", param="stop"
+            )
+    return tuple(strings)
+
+
+def _logit_bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    if not bias:
+        return ()
+    pairs: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise RequestError(f"logit_bias keys must be token ids, got {brief(key)}", param="logit_bias")
+        pairs[int(key)] = value
+    return tuple(pairs.items())
+
+
+def _refuse_unsupported_chat(body: ChatCompletionBody) -> None:
+    for name in ("tools", "tool_choice", "functions", "function_call", "audio", "web_search_options"):
+        value = getattr(body, name)
+        if given(value) and not (name.startswith("tool") and bytes(value) in (b"[]", b'"none"', b'"auto"')):
+            raise RequestError(f"{name} is not supported yet", param=name)
+    if body.chat_template is not None:
+        raise RequestError(
+            "chat_template is the model's own here: requests may not bring one", param="chat_template"
+        )
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise RequestError('modalities: only ["text"] is supported', param="modalities")
+
+
+def _token_ids(ids: Any, where: str) -> tuple[int, ...]:
+    if not ids:
+        raise RequestError(f"{where} must not be an empty list of token ids", param=where)
+    if min(ids) < 0 or max(ids) >= 2**31:
+        raise RequestError(f"{where} must hold token ids of 0 or more", param=where)
+    return tuple(ids)
+
+
+def given(value: Raw) -> bool:
+    return bytes(value) != b"null"
+
+
+def bounded(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low} and {high}, got {brief(value)}", param=name)
+
+
+def check_depth(value: object, where: str, depth: int = 0) -> None:
+    """Nested values go to the template, which walks them recursively."""
+    if depth > MAX_DEPTH:
+        raise RequestError(f"{where} may be nested at most {MAX_DEPTH} levels deep", param=where)
+    if isinstance(value, dict):
+        for item in value.values():
+            check_depth(item, where, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            check_depth(item, where, depth + 1)
+
+
+def brief(value: object) -> str:
+    """A given value for a message: short, whatever it was."""
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return f"a number of about {int(math.log10(abs(value))) + 1} digits"
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,215 @@
+"""From a checked request to token ids: template, tokenizer, and everything that only the model can check."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from toque.errors import ContextLengthError, RequestError, TemplateError
+from toque.gateway.deployment import Deployment
+from toque.gateway.requests import (
+    ChatPrompt,
+    GenerationRequest,
+    PreparedRequest,
+    PreparedSequence,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+from toque.types import EngineRequest, SamplingParams
+
+# Below this a prompt is rendered and tokenized on the event loop: handing it to a thread costs as much as the work
+# (about 0.3 ms for 4,000 characters), and a stream's next token cannot wait longer than that anyway.
+INLINE_CHARS = 4_000
+_SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that choices of one request never share a seed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    ids: tuple[int, ...]
+    text: str | None  # what `echo` gives back: the text that was sent; None for token ids
+    continues: bool = True  # the answer goes on in the prompt's text: all but a new turn of a chat
+    continued: str = ""  # the assistant text that the answer continues
+
+
+class TextPool:
+    """The threads that tokenize large prompts, so that no stream waits for somebody's book."""
+
+    def __init__(self, threads: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="toque-text")
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """``work()``, in place when ``size`` characters are few, else in a thread."""
+        if size <= INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def prepare(request: GenerationRequest, deployment: Deployment, pool: TextPool) -> PreparedRequest:
+    """Render, tokenize and bound a request. RequestError, TemplateError or ContextLengthError name what is wrong."""
+    sampling = check_sampling(request.sampling, deployment)
+    encoded = [
+        await pool.run(prompt_size(prompt), partial(encode, prompt, deployment)) for prompt in request.prompts
+    ]
+    deadline = time.time() + (request.timeout_s or deployment.limits.request_timeout_s)
+    sequences: list[PreparedSequence] = []
+    for number, prompt in enumerate(encoded):
+        room = _room(len(prompt.ids), deployment, sampling.max_tokens)
+        limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+        echo_text = ""
+        if request.echo:
+            echo_text = deployment.tokenizer.decode(list(prompt.ids)) if prompt.text is None else prompt.text
+            if isinstance(request.prompts[number], ChatPrompt):
+                echo_text = prompt.continued
+        computes = limit > 0 or sampling.prompt_logprobs is not None
+        for choice in range(request.n):
+            index = number * request.n + choice
+            engine = EngineRequest(
+                request_id=request.request_id if request.choices == 1 else f"{request.request_id}-{index}",
+                prompt=prompt.ids,
+                sampling=replace(sampling, max_tokens=limit, seed=_choice_seed(sampling.seed, choice)),
+                tenant=request.tenant,
+                cache_salt=request.cache_salt,
+                priority=request.priority,
+                deadline=deadline,
+            )
+            sequences.append(
+                PreparedSequence(
+                    index=index,
+                    prompt_index=number,
+                    first_of_prompt=choice == 0,
+                    prompt=prompt.ids,
+                    engine=engine if computes else None,
+                    echo_text=echo_text,
+                    continues=prompt.continues,
+                )
+            )
+    return PreparedRequest(request, tuple(sequences), sum(len(prompt.ids) for prompt in encoded))
+
+
+def encode(prompt: Prompt, deployment: Deployment) -> EncodedPrompt:
+    """`tokenize`, for a model: the context bounds it before the work, the vocabulary after it."""
+    if isinstance(prompt, TokenPrompt):
+        return EncodedPrompt(_checked(prompt.ids, deployment), None)
+    encoded = tokenize(prompt, deployment)
+    return replace(encoded, ids=_checked(encoded.ids, deployment))
+
+
+def tokenize(prompt: Prompt, deployment: Deployment) -> EncodedPrompt:
+    """The prompt's token ids, with exactly one beginning-of-text token where the model wants one."""
+    tokenizer = deployment.tokenizer
+    if isinstance(prompt, ChatPrompt):
+        text = render(prompt, deployment)
+        _refuse_hopeless(text, deployment)
+        # The template writes the beginning-of-text token itself when the model has one.
+        ids = tokenizer.encode(text, add_special=False)
+        if not prompt.continue_final_message:
+            return EncodedPrompt(tuple(ids), text, continues=False)
+        return EncodedPrompt(tuple(ids), text, continued=str(prompt.messages[-1].get("content") or ""))
+    if isinstance(prompt, TextPrompt):
+        _refuse_hopeless(prompt.text, deployment)
+        doubled = bool(
+            tokenizer.add_bos and tokenizer.bos_text and prompt.text.startswith(tokenizer.bos_text)
+        )
+        ids = tokenizer.encode(prompt.text, add_special=prompt.add_special and not doubled)
+        return EncodedPrompt(tuple(ids), prompt.text)
+    return EncodedPrompt(prompt.ids, None)
+
+
+def render(prompt: ChatPrompt, deployment: Deployment) -> str:
+    if deployment.template is None:
+        raise TemplateError(
+            f"model {deployment.name} has no chat template: use /v1/completions, or a model that has one",
+            param="messages",
+            code="no_chat_template",
+        )
+    return deployment.template.render(
+        list(prompt.messages),
+        tools=None,
+        add_generation_prompt=prompt.add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+        extra=dict(prompt.template_extra),
+    )
+
+
+def check_sampling(sampling: SamplingParams, deployment: Deployment) -> SamplingParams:
+    """Ids against the vocabulary; and the model's end-of-text ids join the stop ids unless the caller said no."""
+    vocabulary = deployment.tokenizer.vocab_size
+    for token, _ in sampling.logit_bias:
+        if token >= vocabulary:
+            raise RequestError(
+                f"logit_bias token must be below {vocabulary}, got {token}", param="logit_bias"
+            )
+    for token in sampling.stop_token_ids:
+        if not 0 <= token < vocabulary:
+            raise RequestError(
+                f"stop_token_ids must be between 0 and {vocabulary - 1}, got {token}", param="stop_token_ids"
+            )
+    if sampling.ignore_eos:
+        return sampling
+    ends = deployment.tokenizer.eos_ids
+    stops = (*sampling.stop_token_ids, *sorted(ends.difference(sampling.stop_token_ids)))
+    return replace(sampling, stop_token_ids=stops) if len(stops) > len(sampling.stop_token_ids) else sampling
+
+
+def prompt_size(prompt: Prompt) -> int:
+    """Characters, roughly: what rendering and tokenizing will cost."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    if isinstance(prompt, ChatPrompt):
+        # Tool calls and template variables are small beside contents, or large enough to count as they are.
+        return sum(len(str(message.get("content") or "")) + 16 for message in prompt.messages)
+    return len(prompt.ids)
+
+
+def _room(length: int, deployment: Deployment, max_tokens: int | None) -> int:
+    context = deployment.card.context_length
+    needed = 0 if max_tokens == 0 else 1
+    if length + needed > context:
+        raise ContextLengthError(
+            f"this model's context holds {context} tokens, but the prompt has {length}"
+            + (" and leaves no room for an answer" if length == context else "")
+            + "; shorten it",
+            param=None,
+        )
+    return context - length
+
+
+def _refuse_hopeless(text: str, deployment: Deployment) -> None:
+    """Length before work: a text that cannot fit whatever its tokens are is not tokenized at all."""
+    context = deployment.card.context_length
+    at_least = deployment.tokenizer.at_least_tokens(text)
+    if at_least > context:
+        raise ContextLengthError(
+            f"this model's context holds {context} tokens, but the prompt has at least {at_least} "
+            f"({len(text)} characters); shorten it"
+        )
+
+
+def _checked(ids: tuple[int, ...], deployment: Deployment) -> tuple[int, ...]:
+    if not ids:
+        raise RequestError("the prompt is empty: it has no token at all", param="prompt")
+    low, high, vocabulary = min(ids), max(ids), deployment.card.vocab_size
+    if low < 0 or high >= vocabulary:
+        wrong = low if low < 0 else high
+        raise RequestError(
+            f"prompt token ids must be between 0 and {vocabulary - 1}, got {wrong}", param="prompt"
+        )
+    return ids
+
+
+def _choice_seed(seed: int | None, choice: int) -> int | None:
+    """Choices of one seeded request differ from each other and repeat together."""
+    if seed is None or choice == 0:
+        return seed
+    return (seed + choice * _SEED_STEP + 2**63) % 2**64 - 2**63

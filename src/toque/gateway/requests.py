@@ -1,0 +1,100 @@
+"""The one internal request. Every API that people call is translated into it; nothing after it sees their JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toque.types import EngineRequest, SamplingParams
+
+MAX_STOP = 16
+MAX_STOP_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages as the chat template takes them: plain dicts, contents as text, tool arguments as JSON text."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+    add_special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, used untouched."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A checked request, before the model's tokenizer has seen it.
+
+    Choices are numbered prompt-major: choice ``i`` answers prompt ``i // n``. ``max_tokens`` in ``sampling`` is what
+    the caller asked for; preparing the request bounds it by the room that the prompt leaves.
+    """
+
+    request_id: str
+    model: str
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special: bool = True
+    echo: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    timeout_s: float | None = None
+    tenant: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSequence:
+    """One choice, ready to run. ``echo_text`` is sent before anything generated.
+
+    ``engine`` is None when there is nothing to compute (an echo of the prompt without logprobs). ``continues`` says
+    that the answer's text goes on where the prompt's ends, instead of being a text of its own.
+    """
+
+    index: int
+    prompt_index: int
+    first_of_prompt: bool
+    prompt: tuple[int, ...]
+    engine: EngineRequest | None
+    echo_text: str = ""
+    continues: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    request: GenerationRequest
+    sequences: tuple[PreparedSequence, ...]
+    prompt_tokens: int  # each prompt counted once, however many choices answer it
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens as they are billed: what the answer says, the ledger holds and the counters add up to."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
