@@ -1,0 +1,93 @@
+"""`toque run`: chat with a model in the terminal, in this process, without a server."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toque.errors import RequestError
+
+if TYPE_CHECKING:
+    from toque.engine.llm import LLM
+
+
+@click.command()
+@click.argument("model")
+@click.argument("prompt", required=False)
+@click.option("--system", default="", help="System message.")
+@click.option("--temperature", type=float, default=0.7, show_default=True)
+@click.option("--top-p", type=float, default=0.95, show_default=True)
+@click.option("--seed", type=int, default=None)
+@click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True)
+@click.option("--context-length", type=click.IntRange(0), default=0, help="0: the model's own.")
+@click.option("--threads", type=click.IntRange(0), default=0, help="0: the CPUs this process may use.")
+def command(
+    model: str,
+    prompt: str | None,
+    system: str,
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+    max_tokens: int,
+    context_length: int,
+    threads: int,
+) -> None:
+    """Chat with MODEL. With PROMPT (or piped input), answer once and leave; without, type, and Ctrl-D ends it."""
+    from toque.engine.llm import LLM
+    from toque.types import SamplingParams
+
+    sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    opening: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    piped = not sys.stdin.isatty()
+    if prompt is None and piped:
+        prompt = sys.stdin.read().strip()
+    if prompt is not None and not prompt:
+        raise click.UsageError("the prompt is empty")
+    with LLM(model, context_length=context_length, threads=threads, max_sequences=4) as llm:
+        if prompt is not None:
+            _answer(llm, [*opening, {"role": "user", "content": prompt}], sampling)
+            return
+        _converse(llm, opening, sampling)
+
+
+def _converse(llm: LLM, opening: list[dict[str, Any]], sampling: Any) -> None:
+    click.secho("Type a message. /clear starts again, Ctrl-C stops an answer, Ctrl-D leaves.", dim=True)
+    messages = list(opening)
+    while True:
+        try:
+            text = input("> ").strip()
+        except EOFError:
+            click.echo()
+            return
+        except KeyboardInterrupt:
+            click.echo()
+            continue
+        if text == "/clear":
+            messages = list(opening)
+            continue
+        if not text:
+            continue
+        messages.append({"role": "user", "content": text})
+        try:
+            messages.append({"role": "assistant", "content": _answer(llm, messages, sampling)})
+        except RequestError as error:
+            messages.pop()
+            click.secho(error.message, fg="red", err=True)
+
+
+def _answer(llm: LLM, messages: list[dict[str, Any]], sampling: Any) -> str:
+    """Print the answer as it comes; Ctrl-C ends it and keeps what was said."""
+    parts: list[str] = []
+    stream = llm.stream_chat(messages, sampling)
+    try:
+        for delta in stream:
+            parts.append(delta.text)
+            click.echo(delta.text, nl=False)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        stream.close()
+    click.echo()
+    return "".join(parts)

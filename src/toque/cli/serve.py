@@ -1,0 +1,84 @@
+"""`toque serve`: one gateway, and a replica process for each model, over the OpenAI API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("models", nargs=-1)
+@click.option("--config", "config_file", type=click.Path(dir_okay=False, path_type=Path), help="YAML settings.")
+@click.option("--host", default=None, help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, default=None, help="Port; 0 takes any free one.  [default: 8000]")
+@click.option("--api-key", "api_keys", multiple=True, help="A key that clients must send; may be repeated.")
+@click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback without any key.")
+@click.option("--cors-origin", "cors_origins", multiple=True, help="Browser origin that may call; * for all.")
+@click.option("--grace", type=float, default=None, help="Seconds open streams may finish in after SIGTERM.")
+@click.option("--max-queued-requests", type=int, default=None, help="More than these wait: 429.")
+@click.option("--backend", default=None, help="cpu or reference.  [default: cpu]")
+@click.option("--threads", type=int, default=None, help="0: the CPUs this process may use.")
+@click.option("--isa", default=None, help="Force an instruction set, such as avx2; also TOQUE_ISA.")
+@click.option("--context-length", type=int, default=None, help="0: the model's own.")
+@click.option("--kv-memory-mb", type=int, default=None, help="Bound of the KV cache; 0: from free memory.")
+@click.option("--max-batch-tokens", type=int, default=None, help="Most tokens in one engine step.")
+@click.option("--max-sequences", type=int, default=None, help="Most requests that run at once.")
+@click.option("--step-target-ms", type=float, default=None, help="A step stays under this while streams decode.")
+@click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share KV blocks of equal beginnings.")
+@click.option("--log-level", default=None, help="debug, info, warning or error.")
+def command(
+    models: tuple[str, ...],
+    config_file: Path | None,
+    host: str | None,
+    port: int | None,
+    api_keys: tuple[str, ...],
+    insecure: bool | None,
+    cors_origins: tuple[str, ...],
+    grace: float | None,
+    max_queued_requests: int | None,
+    backend: str | None,
+    threads: int | None,
+    isa: str | None,
+    context_length: int | None,
+    kv_memory_mb: int | None,
+    max_batch_tokens: int | None,
+    max_sequences: int | None,
+    step_target_ms: float | None,
+    prefix_cache: bool | None,
+    log_level: str | None,
+) -> None:
+    """Serve MODELS (catalog names, GGUF files, folders, or sources such as hf:org/repo) over the OpenAI API.
+
+    Every option is also a setting: --kv-memory-mb is engine.kv_memory_mb in YAML and TOQUE_ENGINE_KV_MEMORY_MB in the
+    environment. Flags win over the environment, that over the file.
+    """
+    from toque.config import load_settings
+    from toque.gateway.serve import serve
+
+    settings = load_settings(
+        {
+            "server.host": host,
+            "server.port": port,
+            "server.insecure": insecure,
+            "server.cors_origins": cors_origins or None,
+            "server.grace_s": grace,
+            "server.log_level": log_level,
+            "auth.api_keys": api_keys or None,
+            "limits.max_queued_requests": max_queued_requests,
+            "engine.backend": backend,
+            "engine.threads": threads,
+            "engine.isa": isa,
+            "engine.context_length": context_length,
+            "engine.kv_memory_mb": kv_memory_mb,
+            "engine.max_batch_tokens": max_batch_tokens,
+            "engine.max_sequences": max_sequences,
+            "engine.step_target_ms": step_target_ms,
+            "engine.prefix_cache": prefix_cache,
+            "models": models or None,
+        },
+        file=config_file,
+    )
+    if not settings.models:
+        raise click.UsageError("name a model to serve, such as: toque serve smollm2")
+    serve(settings.models, settings)
