@@ -12,6 +12,9 @@
 
 namespace toque {
 
+struct SamplerKernels;  // sampler_kernels.h
+struct StepKernels;     // step_kernels.h
+
 enum class Activation : uint8_t { kNone, kSilu, kGeluTanh, kGelu };
 
 enum class Epilogue : uint8_t {
@@ -37,9 +40,8 @@ struct LinearArgs {
 };
 
 struct KernelTable {
-  const char* name;     // "scalar", "avx2", "avx512"
-  int tile_max;         // most tokens in a token tile: what Act::tile_max must be
-  bool (*supported)();  // by this processor and operating system
+  const char* name;  // "scalar", "avx2", "avx512" (and in test builds "avx512_emulated")
+  int tile_max;      // most tokens in a token tile: what Act::tile_max must be
 
   ActKind (*act_kind)(Format format);
 
@@ -53,7 +55,14 @@ struct KernelTable {
   // out[i] = scale * weight's row ids[i], dequantized. Rows [first, last) of the batch.
   void (*embed_rows)(const PackedMatrix& weight, const int32_t* ids, float scale, float* out,
                      int64_t out_stride, int first, int last);
+
+  const StepKernels* step;
+  const SamplerKernels* sampler;
 };
+
+// The tables this machine can run, best first; returns how many.
+constexpr int kMaxTables = 4;
+int supported_tables(const KernelTable* (&tables)[kMaxTables]);
 
 // The table called `name`, or the best one supported when `name` is empty (then TOQUE_ISA is consulted
 // first). Throws std::invalid_argument naming the instruction sets there are when it is unknown or not

@@ -7,9 +7,9 @@
 
 namespace toque::TOQUE_ISA {
 
-// Values 32 * group .. 32 * group + 31 of one token. `count` < 32 marks the ragged end of a float row (lanes beyond it
-// are not stored; kI8 widths are multiples of 32). Non-finite values: an infinity or NaN makes the token's whole group
-// NaN, so that it stays visible downstream, and never another token's.
+// Values 32 * group .. 32 * group + 31 of one token. `count` < 32 marks the ragged end of a float row (lanes
+// beyond it are not stored; kI8 widths are multiples of 32). Non-finite values: an infinity or NaN makes the
+// token's whole group NaN, so that it stays visible downstream, and never another token's.
 TOQUE_INLINE void store_group(const ActSlot& slot, int group, f32x16 low, f32x16 high, int count = kGroup) {
   const int T = slot.size;
   if (slot.kind == ActKind::kI8) {

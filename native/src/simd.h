@@ -24,6 +24,7 @@
 #endif
 
 #define TOQUE_INLINE static inline __attribute__((always_inline))
+#define TOQUE_INLINE_MEMBER inline __attribute__((always_inline))
 // Unrolls the loop that follows: trip counts are template parameters, and arrays of registers need constant
 // indices.
 #define TOQUE_UNROLL _Pragma("GCC unroll 64")

@@ -5,6 +5,10 @@
 
 namespace toque::TOQUE_ISA {
 
+constexpr int kTileMax = 6;         // tokens in a tile
+constexpr int kRegisterSums = 2;    // up to so many tokens, a tile's running sums are kept in registers
+constexpr bool kBF16Pairs = false;  // bf16 weights take bf16 activations (bf16_dot is one instruction)
+
 struct f32x16 {
   __m256 lo, hi;
 };
@@ -104,6 +108,28 @@ TOQUE_INLINE __m256i dot4_half(__m256i acc, __m256i a, __m256i b) {
 }
 TOQUE_INLINE i32x16 dot4(i32x16 acc, u8x64 a, u8x64 b) {
   return {dot4_half(acc.lo, a.lo, b.lo), dot4_half(acc.hi, a.hi, b.hi)};
+}
+
+// Byte operations for unpacking codes. Shifts move 16-bit words: bits that cross a byte must be masked off.
+TOQUE_INLINE u8x64 broadcast_byte(uint8_t x) {
+  __m256i v = _mm256_set1_epi8((char)x);
+  return {v, v};
+}
+TOQUE_INLINE u8x64 operator&(u8x64 a, u8x64 b) {
+  return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+}
+TOQUE_INLINE u8x64 operator|(u8x64 a, u8x64 b) {
+  return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+}
+// Left by N bits, right by -N.
+template <int N>
+TOQUE_INLINE __m256i shift_words_half(__m256i a) {
+  if constexpr (N == 0) return a;
+  return N > 0 ? _mm256_slli_epi16(a, N & 15) : _mm256_srli_epi16(a, -N & 15);
+}
+template <int N>
+TOQUE_INLINE u8x64 shift_words(u8x64 a) {
+  return {shift_words_half<N>(a.lo), shift_words_half<N>(a.hi)};
 }
 
 // Reductions fold 16 -> 8 -> 4 -> 2 -> 1, always adding lane i + half to lane i.

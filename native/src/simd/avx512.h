@@ -12,6 +12,10 @@
 
 namespace toque::TOQUE_ISA {
 
+constexpr int kTileMax = 12;       // tokens in a tile
+constexpr int kRegisterSums = 12;  // up to so many tokens, a tile's running sums are kept in registers
+constexpr bool kBF16Pairs = true;  // bf16 weights take bf16 activations (bf16_dot is one instruction)
+
 struct f32x16 {
   __m512 v;
 };
@@ -139,6 +143,17 @@ TOQUE_INLINE f32x16 bf16_high(i32x16 a) {
 
 // acc + sum of four products of unsigned bytes of a and signed bytes of b, per lane.
 TOQUE_INLINE i32x16 dot4(i32x16 acc, u8x64 a, u8x64 b) { return {_mm512_dpbusd_epi32(acc.v, a.v, b.v)}; }
+
+// Byte operations for unpacking codes. Shifts move 16-bit words: bits that cross a byte must be masked off.
+TOQUE_INLINE u8x64 broadcast_byte(uint8_t x) { return {_mm512_set1_epi8((char)x)}; }
+TOQUE_INLINE u8x64 operator&(u8x64 a, u8x64 b) { return {_mm512_and_si512(a.v, b.v)}; }
+TOQUE_INLINE u8x64 operator|(u8x64 a, u8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
+// Left by N bits, right by -N.
+template <int N>
+TOQUE_INLINE u8x64 shift_words(u8x64 a) {
+  if constexpr (N == 0) return a;
+  return {N > 0 ? _mm512_slli_epi16(a.v, N & 15) : _mm512_srli_epi16(a.v, -N & 15)};
+}
 
 // Reductions fold 16 -> 8 -> 4 -> 2 -> 1, always adding lane i + half to lane i.
 TOQUE_INLINE __m256 fold_low(f32x16 a) { return _mm512_castps512_ps256(a.v); }

@@ -3,6 +3,10 @@
 
 namespace toque::TOQUE_ISA {
 
+constexpr int kTileMax = 4;         // tokens in a tile
+constexpr int kRegisterSums = 4;    // up to so many tokens, a tile's running sums are kept in registers
+constexpr bool kBF16Pairs = false;  // bf16 weights take bf16 activations (bf16_dot is one instruction)
+
 struct f32x16 {
   float v[16];
 };
@@ -118,6 +122,31 @@ TOQUE_INLINE i32x16 dot4(i32x16 acc, u8x64 a, u8x64 b) {
     for (int j = 0; j < 4; ++j) acc.v[i] += (int32_t)a.v[4 * i + j] * (int8_t)b.v[4 * i + j];
   }
   return acc;
+}
+
+// Byte operations for unpacking codes. Shifts move 16-bit words, as x86 does: bits that cross a byte must be
+// masked off.
+TOQUE_INLINE u8x64 broadcast_byte(uint8_t x) {
+  u8x64 r;
+  memset(r.v, x, sizeof r);
+  return r;
+}
+TOQUE_INLINE u8x64 operator&(u8x64 a, u8x64 b) {
+  for (int i = 0; i < 64; ++i) a.v[i] &= b.v[i];
+  return a;
+}
+TOQUE_INLINE u8x64 operator|(u8x64 a, u8x64 b) {
+  for (int i = 0; i < 64; ++i) a.v[i] |= b.v[i];
+  return a;
+}
+// Left by N bits, right by -N.
+template <int N>
+TOQUE_INLINE u8x64 shift_words(u8x64 a) {
+  uint16_t words[32];
+  memcpy(words, a.v, sizeof words);
+  for (int i = 0; i < 32; ++i) words[i] = (uint16_t)(N >= 0 ? words[i] << (N & 15) : words[i] >> (-N & 15));
+  memcpy(a.v, words, sizeof words);
+  return a;
 }
 
 // Reductions fold 16 -> 8 -> 4 -> 2 -> 1, always adding lane i + half to lane i.

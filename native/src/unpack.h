@@ -1,0 +1,31 @@
+// Codes of packed integer weights (packed.h) as unsigned bytes in registers.
+#pragma once
+
+#include "packed.h"
+#include "simd.h"
+
+namespace toque::TOQUE_ISA {
+
+// Quad J (0..7) of one block: 16 rows x 4 k. `codes` points at the block.
+template <Format F, int J>
+TOQUE_INLINE u8x64 unpack_quad(const uint8_t* codes) {
+  constexpr int kBits = format_shape(F).bits;
+  if constexpr (kBits == 8) {
+    return load_bytes(codes + 64 * J);
+  } else {
+    u8x64 low = load_bytes(codes + 64 * (J / 2));
+    if constexpr (J % 2 == 1) low = shift_words<-4>(low);
+    low = low & broadcast_byte(15);
+    if constexpr (kBits == 5) {
+      u8x64 bit = shift_words<4 - J>(load_bytes(codes + 256)) & broadcast_byte(16);
+      return low | bit;
+    } else if constexpr (kBits == 6) {
+      u8x64 bits = shift_words<4 - 2 * (J % 4)>(load_bytes(codes + 256 + 64 * (J / 4))) & broadcast_byte(48);
+      return low | bits;
+    } else {
+      return low;
+    }
+  }
+}
+
+}  // namespace toque::TOQUE_ISA
