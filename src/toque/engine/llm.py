@@ -1,0 +1,337 @@
+"""The library's face: a model in this process, without a server.
+
+::
+
+    from toque import LLM, SamplingParams
+
+    llm = LLM("smollm2")
+    print(llm.generate("The sky is", SamplingParams(temperature=0, max_tokens=8)).text)
+    for delta in llm.stream_chat([{"role": "user", "content": "Hello!"}]):
+        print(delta.text, end="")
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from toque.engine.completion import Answer, Completion, CompletionDelta
+from toque.engine.loader import load_engine
+from toque.engine.options import EngineOptions
+from toque.errors import ConfigError, RequestError, TemplateError
+from toque.types import EngineRequest, EngineStats, SamplingParams, SequenceOutput
+
+if TYPE_CHECKING:
+    from toque.engine.engine import Engine
+    from toque.text.template import ChatTemplate
+    from toque.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+_PROMPT_TAIL = 16  # prompt tokens that decide how the first new one is spelled
+
+
+class LLM:
+    """A model that answers. Safe to use from several threads; requests of all callers share its steps.
+
+    ``model`` is a file, a folder, or a name or source that the registry knows; ``options`` are those of
+    `EngineOptions`. Raises ConfigError naming an option that is unknown or out of range, ModelError for a model that
+    cannot be used. Every answer that is streamed can be left early (close the iterator): its work stops.
+    """
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        from toque.formats import load_checkpoint
+        from toque.text.tokenizer import load_tokenizer
+
+        known = {f.name for f in fields(EngineOptions)}
+        for name in options:
+            if name not in known:
+                raise ConfigError(
+                    f"{name} is not an engine option; known: {', '.join(sorted(known))}", param=name
+                )
+        settings = EngineOptions(**options)
+        self._checkpoint = load_checkpoint(_resolve(model))
+        self.tokenizer: Tokenizer = load_tokenizer(self._checkpoint)
+        self.engine: Engine = load_engine(self._checkpoint, settings)
+        self._template: ChatTemplate | None = None
+        self._lock = threading.Lock()
+        self._inboxes: dict[str, deque[SequenceOutput]] = {}
+        self._ids = itertools.count()
+
+    # --- whole answers ------------------------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self,
+        prompts: str | list[int] | tuple[int, ...],
+        sampling: SamplingParams | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self,
+        prompts: list[str] | list[list[int]] | list[tuple[int, ...]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+    ) -> list[Completion]: ...
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+    ) -> Completion | list[Completion]:
+        """Continue a text, a list of token ids, or a list of either: one Completion, or one for each, in order.
+
+        ``sampling`` is one for all or one for each; ``stop`` strings end an answer and are not part of it. Raises
+        RequestError when a prompt cannot be served (nothing runs then); a prompt that fails later has
+        ``finish_reason`` ERROR and disturbs no other.
+        """
+        encoded, single = self._encode(prompts)
+        return self._whole(encoded, single, sampling, stop, continues=True)
+
+    @overload
+    def chat(
+        self,
+        messages: list[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        continue_final_message: bool = False,
+        template_extra: Mapping[str, Any] | None = None,
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self,
+        messages: list[list[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        continue_final_message: bool = False,
+        template_extra: Mapping[str, Any] | None = None,
+    ) -> list[Completion]: ...
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        continue_final_message: bool = False,
+        template_extra: Mapping[str, Any] | None = None,
+    ) -> Completion | list[Completion]:
+        """Answer a conversation (a Completion), or each of a list of conversations (a list), as `generate` does.
+
+        Raises TemplateError when the model has no chat template or the template refuses the messages.
+        """
+        encoded, single = self._render(messages, continue_final_message, template_extra)
+        return self._whole(encoded, single, sampling, stop, continues=continue_final_message)
+
+    # --- streams ------------------------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+    ) -> Iterator[CompletionDelta]:
+        """`generate`, piece by piece; ``delta.index`` is the number of the prompt."""
+        encoded, _ = self._encode(prompts)
+        return self._run(encoded, sampling, stop, continues=True)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        continue_final_message: bool = False,
+        template_extra: Mapping[str, Any] | None = None,
+    ) -> Iterator[CompletionDelta]:
+        """`chat`, piece by piece."""
+        encoded, _ = self._render(messages, continue_final_message, template_extra)
+        return self._run(encoded, sampling, stop, continues=continue_final_message)
+
+    # --- housekeeping -------------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        with self._lock:
+            return self.engine.stats()
+
+    def close(self) -> None:
+        with self._lock:
+            self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- prompts ------------------------------------------------------------------------------------------------
+
+    def _encode(self, prompts: Prompt | Sequence[Prompt]) -> tuple[list[tuple[int, ...]], bool]:
+        """Token ids of each prompt, and whether there was only one, not in a list."""
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+            return [self._ids_of(prompts)], True  # type: ignore[arg-type]  # a str, or ids: checked just here
+        return [self._ids_of(prompt) for prompt in prompts], False  # type: ignore[arg-type]
+
+    def _ids_of(self, prompt: Prompt) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        tokenizer = self.tokenizer
+        doubled = bool(tokenizer.add_bos and tokenizer.bos_text and prompt.startswith(tokenizer.bos_text))
+        return tuple(tokenizer.encode(prompt, add_special=not doubled))
+
+    def _render(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        continue_final_message: bool,
+        extra: Mapping[str, Any] | None,
+    ) -> tuple[list[tuple[int, ...]], bool]:
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        template = self._chat_template()
+        encoded = []
+        for conversation in conversations:
+            text = template.render(
+                list(conversation),
+                add_generation_prompt=not continue_final_message,
+                continue_final_message=continue_final_message,
+                extra=dict(extra or {}),
+            )
+            # The template writes the beginning-of-text token itself.
+            encoded.append(tuple(self.tokenizer.encode(text, add_special=False)))
+        return encoded, single
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            from toque.text.template import load_template
+
+            self._template = load_template(self._checkpoint, self.tokenizer)
+            if self._template is None:
+                raise TemplateError(
+                    "the model has no chat template: use generate, or a model that was made for chat",
+                    param="messages",
+                    code="no_chat_template",
+                )
+        return self._template
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        stop: str | Sequence[str],
+        *,
+        continues: bool,
+    ) -> Iterator[CompletionDelta]:
+        """Everything between token ids and deltas. All requests of a call share one inbox."""
+        inbox: deque[SequenceOutput] = deque()
+        unfinished: dict[str, Answer] = {}
+        try:
+            self._add(prompts, sampling, stop, continues, inbox, unfinished)
+            while unfinished:
+                output = self._next(inbox)
+                answer = unfinished.get(output.request_id)
+                if answer is None:
+                    continue  # came after its stop string
+                delta = answer.advance(output)
+                if delta.finish_reason is not None:
+                    del unfinished[output.request_id]
+                    self._leave([output.request_id], running=output.finish_reason is None)
+                yield delta
+        finally:
+            if unfinished:
+                self._leave(unfinished, running=True)
+
+    def _add(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        stop: str | Sequence[str],
+        continues: bool,
+        inbox: deque[SequenceOutput],
+        unfinished: dict[str, Answer],
+    ) -> None:
+        from toque.text.stream import TextStream
+
+        if sampling is None or isinstance(sampling, SamplingParams):
+            sampling = [sampling or SamplingParams()] * len(prompts)
+        if len(sampling) != len(prompts):
+            raise RequestError(
+                f"sampling has {len(sampling)} entries for {len(prompts)} prompts", param="sampling"
+            )
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        with self._lock:
+            for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
+                tail = prompt[-_PROMPT_TAIL:] if continues else ()
+                text = TextStream(self.tokenizer, stop=stops, prompt_tail=tail)
+                request_id = f"llm-{next(self._ids)}"
+                self.engine.add(EngineRequest(request_id, prompt, self._with_ends(params)))
+                self._inboxes[request_id] = inbox
+                unfinished[request_id] = Answer(index, text)
+
+    def _with_ends(self, sampling: SamplingParams) -> SamplingParams:
+        """The model's end-of-text ids join the stop ids unless the caller said no."""
+        if sampling.ignore_eos:
+            return sampling
+        ends = tuple(sorted(self.tokenizer.eos_ids.difference(sampling.stop_token_ids)))
+        return replace(sampling, stop_token_ids=sampling.stop_token_ids + ends) if ends else sampling
+
+    def _whole(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        single: bool,
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        stop: str | Sequence[str],
+        *,
+        continues: bool,
+    ) -> Completion | list[Completion]:
+        completions = [Completion(index, len(prompt)) for index, prompt in enumerate(prompts)]
+        for delta in self._run(prompts, sampling, stop, continues=continues):
+            completions[delta.index].add(delta)
+        return completions[0] if single else completions
+
+    def _next(self, inbox: deque[SequenceOutput]) -> SequenceOutput:
+        """What has arrived first; runs steps, for everybody, until something has."""
+        with self._lock:
+            while not inbox:
+                self._step()
+            return inbox.popleft()
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            inbox = self._inboxes.get(output.request_id)
+            if inbox is not None:
+                inbox.append(output)
+
+    def _leave(self, request_ids: Iterable[str], *, running: bool) -> None:
+        """Forget requests. Those that still run are stopped, and one step frees what they hold."""
+        with self._lock:
+            for request_id in request_ids:
+                self._inboxes.pop(request_id, None)
+                if running:
+                    self.engine.abort(request_id)
+            if running:
+                self._step()
+
+
+def _resolve(model: str | Path) -> Path:
+    path = Path(model)
+    if path.exists():
+        return path
+    from toque.registry.store import Store
+
+    return Store().resolve(str(model))
