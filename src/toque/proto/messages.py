@@ -155,6 +155,8 @@ def encode_step(handles: list[int], outputs: list[SequenceOutput]) -> bytes:
             and not output.cached_tokens
             and output.prompt_logprobs is None
             and output.error is None
+            and output.error_code is None
+            and not output.queue_seconds
             and output.stop_token is None
         ):
             continue
@@ -163,6 +165,8 @@ def encode_step(handles: list[int], outputs: list[SequenceOutput]) -> bytes:
             stop_token=output.stop_token,
             cached_tokens=output.cached_tokens,
             error=output.error or "",
+            error_code=output.error_code or "",
+            queue_seconds=output.queue_seconds,
         )
         if output.finish_reason is not None:
             detail.finish = _FINISH[output.finish_reason]
@@ -210,6 +214,8 @@ def decode_step(step: pb.StepOutputs, request_ids: Mapping[int, str]) -> list[tu
         output.stop_token = detail.stop_token if detail.HasField("stop_token") else None
         output.cached_tokens = detail.cached_tokens
         output.error = detail.error or None
+        output.error_code = detail.error_code or None
+        output.queue_seconds = detail.queue_seconds
         if detail.HasField("logprobs"):
             output.logprobs = _read_logprobs(detail.logprobs)
         if detail.HasField("prompt_logprobs"):
@@ -218,6 +224,7 @@ def decode_step(step: pb.StepOutputs, request_ids: Mapping[int, str]) -> list[tu
 
 
 def _fill_logprobs(message: pb.Logprobs, entries: Iterable[TokenLogprob]) -> None:
+    message.SetInParent()  # none at all is not the same as no list
     for entry in entries:
         message.tokens.append(entry.token)
         message.values.append(entry.logprob)

@@ -186,7 +186,7 @@ class StepOutputs(_message.Message):
     def __init__(self, handles: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[Detail, _Mapping]]] = ...) -> None: ...
 
 class Detail(_message.Message):
-    __slots__ = ("index", "finish", "stop_token", "cached_tokens", "logprobs", "prompt_logprobs", "error")
+    __slots__ = ("index", "finish", "stop_token", "cached_tokens", "logprobs", "prompt_logprobs", "error", "error_code", "queue_seconds")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,8 @@ class Detail(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     index: int
     finish: Finish
     stop_token: int
@@ -201,7 +203,9 @@ class Detail(_message.Message):
     logprobs: Logprobs
     prompt_logprobs: Logprobs
     error: str
-    def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., stop_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+    error_code: str
+    queue_seconds: float
+    def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., stop_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ..., queue_seconds: _Optional[float] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("tokens", "values", "top_counts", "top_tokens", "top_values")
