@@ -102,26 +102,30 @@ class GGUFFile:
         return view.reshape(-1, entry.type.row_bytes(entry.dims[0]))
 
 
-def map_file(path: Path) -> mmap.mmap:
-    """Map a regular file read-only. A FIFO, a device or a folder is refused without waiting on it."""
+def map_file(path: Path, name: str = "") -> mmap.mmap:
+    """Map a regular file read-only. A FIFO, a device or a folder is refused without waiting on it.
+
+    ``name`` is what a FormatError calls the file; the path's last part by default.
+    """
+    name = name or path.name
     try:
         # Checked before opening, because opening a FIFO or a device can block or have effects …
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FormatError("is not a regular file", field=path.name)
+            raise FormatError("is not a regular file", field=name)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             # … and again after, because the name may point elsewhere by now.
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise FormatError("is not a regular file", field=path.name)
+                raise FormatError("is not a regular file", field=name)
             if status.st_size == 0:
-                raise FormatError("is empty", field=path.name)
+                raise FormatError("is empty", field=name)
             return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise FormatError(f"cannot be opened: {reason}", field=path.name) from error
+        raise FormatError(f"cannot be opened: {reason}", field=name) from error
 
 
 def read_gguf(path: Path) -> GGUFFile:

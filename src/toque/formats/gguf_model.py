@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from toque.errors import FormatError, UnsupportedModelError
 from toque.formats.checkpoint import Checkpoint, TensorData
+from toque.formats.fused import split_rows
 from toque.formats.gguf import GGUFFile, TensorEntry, ValueType, read_gguf
 from toque.formats.layout import check_architecture, check_config, check_tensors, dominant_type
 from toque.formats.strings import StringArray
@@ -352,22 +353,4 @@ def _split_fused(tensors: Mapping[str, TensorData], config: ModelConfig) -> dict
             result[name] = tensor
             continue
         result.update(split_rows(tensor, name.rsplit(".", 2)[0], rows))
-    return result
-
-
-def split_rows(tensor: TensorData, prefix: str, rows: Mapping[str, int]) -> dict[str, TensorData]:
-    """Cut a fused matrix into ``prefix.<name>.weight`` views of the given row counts, in order."""
-    if len(tensor.shape) != 2 or tensor.shape[0] != sum(rows.values()):
-        raise FormatError(
-            f"shape {list(tensor.shape)} should have {sum(rows.values())} rows: {dict(rows)}",
-            field=tensor.name,
-        )
-    result: dict[str, TensorData] = {}
-    start = 0
-    for part, count in rows.items():
-        name = f"{prefix}.{part}.weight"
-        result[name] = TensorData(
-            name, tensor.dtype, (count, tensor.shape[1]), tensor.raw[start : start + count]
-        )
-        start += count
     return result

@@ -7,7 +7,7 @@ needed tensor is present, and every tensor has the shape that the configuration 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from toque.errors import FormatError, UnsupportedModelError
@@ -112,16 +112,21 @@ def _expected(config: ModelConfig) -> Iterator[_Expected]:
 
 
 def check_tensors(
-    config: ModelConfig, tensors: Mapping[str, TensorData], source_name: Callable[[str], str] = str
+    config: ModelConfig,
+    tensors: Mapping[str, TensorData],
+    source_name: Callable[[str], str] = str,
+    *,
+    required: Collection[str] = (),
 ) -> None:
     """Every needed tensor is there, in the right shape and of a type that can run.
 
-    ``source_name`` turns a canonical name into the one that the file's author would recognise.
+    ``source_name`` turns a canonical name into the one that the file's author would recognise; ``required`` adds to
+    what the architecture needs.
     """
     for expected in _expected(config):
         tensor = tensors.get(expected.name)
         if tensor is None:
-            if expected.required:
+            if expected.required or expected.name in required:
                 raise FormatError("the tensor is missing", field=source_name(expected.name))
             continue
         if tensor.shape != expected.shape:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from toque.errors import FormatError
 
-MAX_ARRAY = 1 << 21  # strings in one array; the largest vocabulary in use is about 2^18
+MAX_ARRAY = 1 << 20  # strings in one array; the largest vocabulary in use is 2^18, with 2^19 merges
 MAX_BYTES = 128 << 20  # of one array
 
 _WINDOW = 1 << 20  # bytes searched at a time
@@ -87,28 +87,44 @@ def read_strings(buffer: mmap.mmap, start: int, count: int, field: str) -> tuple
     while found < count:
         window_end = min(position + _WINDOW, size)
         places, lengths, run_ends = _candidates(buffer, position, window_end)
-        one_by_one = len(run_ends) > _MAX_RUNS
+        if len(run_ends) > _MAX_RUNS:
+            places = places[:0]
         while found < count and position < window_end:
-            at = len(places) if one_by_one else int(np.searchsorted(places, position))
+            at = int(np.searchsorted(places, position))
             if at < len(places) and places[at] == position:
                 run_end = int(run_ends[np.searchsorted(run_ends, at)])
                 last = min(run_end, at + count - found - 1)
-                starts[found : found + last - at + 1] = places[at : last + 1]
-                found += last - at + 1
-                position = int(places[last]) + 8 + int(lengths[last])
+                run = places[at : last + 1]
+                position = int(run[-1]) + 8 + int(lengths[last])
             else:
-                length = _U64.unpack_from(buffer, position)[0] if position + 8 <= size else size
-                starts[found] = position
-                if length >= _SHORT:
-                    long.append(position)
-                found += 1
-                position += 8 + length
+                # To the next candidate, or through the window when it has none that can be used.
+                until = int(places[at]) if at < len(places) else window_end
+                run, position = _walk(buffer, position, until, count - found, long)
+            starts[found : found + len(run)] = run
+            found += len(run)
         if position > size or (found < count and position == size):
             raise FormatError(f"runs past the end of the file at {size}", field=f"{field}[{found - 1}]")
         if position - start > MAX_BYTES:
             raise FormatError(f"is more than the {MAX_BYTES} bytes that Toque accepts", field=field)
     _check_utf8(buffer, starts, position, long, field)
     return StringArray(memoryview(buffer)[start:position], starts - start), position
+
+
+def _walk(
+    buffer: mmap.mmap, position: int, until: int, wanted: int, long: list[int]
+) -> tuple[list[int], int]:
+    """The strings from ``position`` on, one by one, while they begin before ``until`` and some are wanted."""
+    found: list[int] = []
+    read, size = _U64.unpack_from, len(buffer)
+    for _ in range(wanted):
+        if position >= until:
+            break
+        length = read(buffer, position)[0] if position + 8 <= size else size
+        found.append(position)
+        if length >= _SHORT:
+            long.append(position)
+        position += 8 + length
+    return found, position
 
 
 def _candidates(buffer: mmap.mmap, start: int, end: int) -> tuple[Starts, Starts, Starts]:
