@@ -14,9 +14,8 @@ tokens
 exp(x)``.
    All filters and the draw see the tokens in one order: largest logit first, equal ones by id.
 5. **top_k**: the first k tokens of that order, exactly k.
-6. **top_p**: the shortest prefix whose weights sum to at least ``top_p`` times the sum after top_k. Never
-empty, so 0
-   keeps one token.
+6. **top_p**: the shortest prefix whose weights sum to at least ``top_p · (1 − 1e-6)`` times the sum after top_k.
+   Never empty, so 0 keeps one token. The slack lets a sum that equals top_p but for rounding end there.
 7. **min_p**: tokens with ``w ≥ min_p`` (the largest weight is 1). The first token always stays.
 8. **Draw**: ``u`` in [0, 1) from Philox4x32-10 keyed by the seed with the output index as counter; the first
 token at
@@ -35,6 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 from toque.types import SamplingParams
+
+TOP_P_SLACK = 1e-6
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -70,10 +71,12 @@ class Sampler:
             self._generated += 1
         return token
 
+    @np.errstate(over="ignore")
     def _edit(self, logits: Float32, mask: npt.NDArray[np.uint32] | None) -> Float32:
         """Step 1: a changed copy of ``logits`` [vocab]."""
         params = self._params
-        edited = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+        largest = np.finfo(np.float32).max
+        edited = np.minimum(np.where(np.isnan(logits), np.float32(-np.inf), logits), largest)
         for token, bias in params.logit_bias:
             if token < self._vocab_size:
                 edited[token] += np.float32(bias)
@@ -90,7 +93,7 @@ class Sampler:
         if params.presence_penalty or params.frequency_penalty:
             for token, count in self._counts.items():
                 edited[token] -= np.float32(params.presence_penalty + params.frequency_penalty * count)
-        return np.minimum(edited, np.finfo(np.float32).max)
+        return np.minimum(edited, largest)
 
 
 def choose(logits: Float32, params: SamplingParams, index: int) -> int:
@@ -109,7 +112,7 @@ def choose(logits: Float32, params: SamplingParams, index: int) -> int:
         weights = weights[: params.top_k]
     if params.top_p < 1.0:
         sums = np.cumsum(weights, dtype=np.float64)
-        weights = weights[: int(np.searchsorted(sums, params.top_p * sums[-1])) + 1]
+        weights = weights[: int(np.searchsorted(sums, params.top_p * (1.0 - TOP_P_SLACK) * sums[-1])) + 1]
     if params.min_p > 0.0:
         weights = weights[weights.astype(np.float64) >= params.min_p]
     sums = np.cumsum(weights, dtype=np.float64)
@@ -166,4 +169,4 @@ def top_alternatives(logits: Float32, count: int, valid_vocab: int) -> Int64:
     """
     valid = np.where(np.isnan(logits), -np.inf, logits)[:valid_vocab]
     best: Int64 = np.argsort(-valid, kind="stable")[:count]
-    return best
+    return best[valid[best] > -np.inf]
