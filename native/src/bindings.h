@@ -7,5 +7,6 @@ namespace toque {
 
 void bind_linear(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
+void bind_sampler(nanobind::module_& m);
 
 }  // namespace toque
