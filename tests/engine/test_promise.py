@@ -10,9 +10,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+
 from fixtures.engines import Answer, advance, drain, request
 from fixtures.tiny import tiny_llama
-
 from toque.engine.engine import Engine
 from toque.engine.loader import load_engine
 from toque.engine.options import EngineOptions

@@ -75,17 +75,17 @@ def context_length(trained: int, options: EngineOptions) -> int:
     return options.context_length or trained
 
 
-def kv_blocks(options: EngineOptions, context: int, bytes_per_block: int, available: int) -> int:
+def kv_blocks(options: EngineOptions, context: int, bytes_per_block: int, available: int | None) -> int:
     """How many KV blocks to reserve: all that every sequence could ever fill, within the memory bound.
 
-    ``available`` bytes is what the process may still use (0: unknown). Raises ModelError when not one block fits.
+    ``available`` bytes is what the process may still use (None: unknown). Raises ModelError when not one block fits.
     """
     if options.kv_blocks:
         return options.kv_blocks
     most = options.max_sequences * -(-context // BLOCK_SIZE)
     if options.kv_memory_mb:
         budget, source = options.kv_memory_mb << 20, f"kv_memory_mb {options.kv_memory_mb}"
-    elif available:
+    elif available is not None:
         budget, source = int(available * _KV_SHARE), f"{available >> 20} MiB of available memory"
     else:
         budget, source = 1 << 30, "an unknown amount of memory"

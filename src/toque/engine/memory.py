@@ -8,8 +8,8 @@ from pathlib import Path
 _UNLIMITED = 1 << 60  # cgroup v1 writes a huge number instead of "max"
 
 
-def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes that can still be used before the kernel kills or swaps; 0 when the machine does not say.
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes that can still be used before the kernel kills or swaps; None when the machine does not say.
 
     Reads MemAvailable and, from this process's cgroup up to the root, limit minus what is used and not reclaimable
     (cgroup v2, and v1's memory controller). ``root`` is the root of the file system, for tests.
@@ -18,7 +18,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     host = _host_available(root / "proc/meminfo")
     if host:
         bounds.append(host)
-    return max(min(bounds), 0) if bounds else 0
+    return max(min(bounds), 0) if bounds else None
 
 
 def _host_available(meminfo: Path) -> int:
@@ -54,11 +54,12 @@ def _cgroup_bounds(root: Path) -> Iterator[int]:
 
 def _reclaimable(stat: Path) -> int:
     """Page cache that the kernel drops before it runs out; it counts as used in the cgroup's own number."""
+    found = 0
     for line in _lines(stat):
         key, _, value = line.partition(" ")
-        if key in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+        if key in ("inactive_file", "total_inactive_file"):  # v1 has both; the total counts child groups too
+            found = max(found, int(value))
+    return found
 
 
 def _number(path: Path) -> int | None:

@@ -186,6 +186,9 @@ class Scheduler:
 
     def _plan_prefill(self, plan: StepPlan, behind: list[Sequence]) -> None:
         """Hand out the rest of the budget in the order of priority, fair share, arrival."""
+        if not self._slots and len(self.waiting) and self.waiting.best_priority() < self.running[-1].priority:
+            # Every place is taken, perhaps every row and token of the step too: the most important goes first.
+            self._push_out(self.running[-1], plan, behind)
         budget = self.budget.prefill_tokens(len(plan.decodes))
         rows = self.max_rows - len(plan.decodes)
         skipped: list[Sequence] = []
@@ -285,7 +288,11 @@ class Scheduler:
             return False
         if needed - len(lesser) > self.kv.available + sum(len(other.blocks) for other in lesser):
             return False
-        victim = lesser[-1]
+        self._push_out(lesser[-1], plan, behind)
+        return True
+
+    def _push_out(self, victim: Sequence, plan: StepPlan, behind: list[Sequence]) -> None:
+        """Preempt a sequence that may already have its place in this step's decodes."""
         if victim.decoding:
             plan.decodes.remove(victim)
             if victim in plan.grown:
@@ -293,7 +300,6 @@ class Scheduler:
         else:
             behind.remove(victim)
         self._preempt(victim, plan)
-        return True
 
     # --- invariants ---------------------------------------------------------------------------------------------
 
