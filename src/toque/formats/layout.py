@@ -58,7 +58,9 @@ def check_config(config: ModelConfig, field_of: Callable[[str], str]) -> ModelCo
             f"{config.n_kv_heads} does not divide the {config.n_heads} query heads",
             field=field_of("n_kv_heads"),
         )
-    if config.rope_dim > config.head_dim or config.rope_dim % 2 or config.head_dim % 2:
+    if config.head_dim % 2:
+        raise FormatError(f"must be even, got {config.head_dim}", field=field_of("head_dim"))
+    if config.rope_dim > config.head_dim or config.rope_dim % 2:
         raise FormatError(
             f"must be even and at most the head's {config.head_dim}, got {config.rope_dim}",
             field=field_of("rope_dim"),

@@ -94,8 +94,8 @@ def read_strings(buffer: mmap.mmap, start: int, count: int, field: str) -> tuple
             if at < len(places) and places[at] == position:
                 run_end = int(run_ends[np.searchsorted(run_ends, at)])
                 last = min(run_end, at + count - found - 1)
-                run = places[at : last + 1]
-                position = int(run[-1]) + 8 + int(lengths[last])
+                run: Starts | list[int] = places[at : last + 1]
+                position = int(places[last]) + 8 + int(lengths[last])
             else:
                 # To the next candidate, or through the window when it has none that can be used.
                 until = int(places[at]) if at < len(places) else window_end
