@@ -5,19 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from toque.errors import FormatError
-from toque.graph.ir import RopeSpec, Value
+from toque.errors import FormatError, UnsupportedModelError
+from toque.graph.ir import Graph, RopeSpec, Value
 from toque.graph.recorder import Recorder
 from toque.graph.rope import rope_spec
 from toque.types import ModelConfig
 
 
-def model_rope(config: ModelConfig) -> RopeSpec:
+def decoder(config: ModelConfig, rec: Recorder, *, head_norms: bool = False) -> Graph:
+    """The pre-norm decoder: ``x += attention(norm(x))``, ``x += ffn(norm(x))``, final norm, output matrix."""
+    rope = model_rope(config, rec)
+    x = rec.embed("token_embd.weight", config.hidden_size, scale=config.embedding_scale)
+    for layer in range(config.n_layers):
+        name = f"blk.{layer}"
+        normed = rec.rms_norm(x, f"{name}.attn_norm.weight", eps=config.norm_eps)
+        window = config.sliding_window
+        x = rec.add(x, self_attention(rec, config, name, normed, rope, window=window, head_norms=head_norms))
+        normed = rec.rms_norm(x, f"{name}.ffn_norm.weight", eps=config.norm_eps)
+        x = rec.add(x, gated_ffn(rec, config, name, normed))
+    return rec.finish(lm_head(rec, config, x))
+
+
+def model_rope(config: ModelConfig, rec: Recorder) -> RopeSpec:
     """The rotation of the model's (global) attention layers.
 
     ``extra["rope_factors"]`` holds the values of a GGUF file's ``rope_freqs.weight``, where it has one.
     """
     factors = cast("Sequence[float] | None", config.extra.get("rope_factors"))
+    if factors is None and rec.has("rope_freqs.weight"):
+        raise UnsupportedModelError(
+            "rope_freqs.weight: the file scales its rotary frequencies with a tensor whose values were not read",
+            param="rope_freqs.weight",
+        )
     return rope_spec(config.rope_theta, config.rope_dim or config.head_dim, config.rope_scaling, factors)
 
 
@@ -59,10 +78,12 @@ def self_attention(
     return projection(rec, attended, f"{prefix}.attn_output", config.hidden_size)
 
 
-def gated_ffn(rec: Recorder, config: ModelConfig, prefix: str, x: Value, *, act: str) -> Value:
+def gated_ffn(rec: Recorder, config: ModelConfig, prefix: str, x: Value) -> Value:
     gate = projection(rec, x, f"{prefix}.ffn_gate", config.ffn_size)
     up = projection(rec, x, f"{prefix}.ffn_up", config.ffn_size)
-    return projection(rec, rec.act_mul(gate, up, act=act), f"{prefix}.ffn_down", config.hidden_size)
+    return projection(
+        rec, rec.act_mul(gate, up, act=config.hidden_act), f"{prefix}.ffn_down", config.hidden_size
+    )
 
 
 def projection(rec: Recorder, x: Value, name: str, width: int) -> Value:
