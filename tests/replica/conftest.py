@@ -6,14 +6,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from conftest_replica import Start
+from hypothesis import settings
 
 from toque.routing.session import ReplicaSession
 
-Start = Callable[..., "subprocess.Popen[bytes]"]
+settings.register_profile("wire", deadline=None, derandomize=True)  # the machine may be busy with other tests
+settings.load_profile("wire")
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def start_replica(run_folder: Path) -> Iterator[Start]:
         argv += ["--parent-pid", str(os.getpid()), *options]
         if grpc:
             argv += ["--grpc", f"unix:{run_folder}/r.grpc"]
-        process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(argv)
         started.append(process)
         return process
 
@@ -48,10 +51,26 @@ def start_replica(run_folder: Path) -> Iterator[Start]:
         process.wait()
 
 
+@pytest.fixture(scope="module")
+def shared_folder() -> Iterator[Path]:
+    """The folder of one replica, serving both carriers, for all of a module's tests that leave it as it was."""
+    with tempfile.TemporaryDirectory(prefix="toque-test-") as folder:
+        argv = [sys.executable, "-m", "toque.replica.fake", "--parent-pid", str(os.getpid())]
+        argv += ["--socket", f"{folder}/r.sock", "--grpc", f"unix:{folder}/r.grpc"]
+        process = subprocess.Popen(argv)
+        yield Path(folder)
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["local", "grpc"])
+def shared_address(request: pytest.FixtureRequest, shared_folder: Path) -> str:
+    return str(shared_folder / "r.sock") if request.param == "local" else f"grpc+unix:{shared_folder}/r.grpc"
+
+
 @pytest.fixture
-async def session(start_replica: Start, address: str) -> AsyncIterator[ReplicaSession]:
-    start_replica(grpc=address.startswith("grpc"))
-    session = ReplicaSession("r", address)
+async def session(shared_address: str) -> AsyncIterator[ReplicaSession]:
+    session = ReplicaSession("r", shared_address)
     session.start()
     await session.wait_ready(20)
     yield session

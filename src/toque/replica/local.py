@@ -41,10 +41,13 @@ def listen(path: Path) -> socket.socket:
             path.unlink()
         listener.bind(os.fspath(path))
         listener.listen(16)
+        listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on socket {path}: {error.strerror}", param="socket") from error
-    listener.setblocking(False)
+    except ConfigError:
+        listener.close()
+        raise
     return listener
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from toque.errors import ToqueError, WireError
+from toque.errors import PayloadTooLargeError, ToqueError, WireError
 from toque.proto import replica_pb2 as pb
 from toque.proto.frames import MAX_TO_REPLICA
 from toque.proto.messages import (
@@ -62,8 +62,8 @@ class ClientCore:
         handle = self._next_handle
         payload = encode_submit(handle, request)
         if len(payload) > MAX_TO_REPLICA:
-            raise WireError(
-                f"the request takes {len(payload)} bytes, a message takes at most {MAX_TO_REPLICA}"
+            raise PayloadTooLargeError(
+                f"the request takes {len(payload)} bytes on the wire, at most {MAX_TO_REPLICA} are allowed"
             )
         self._next_handle += 1
         self._answers[handle] = answer
