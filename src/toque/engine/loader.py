@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
 _KV_SHARE = 0.7  # of the memory that is left once the weights are loaded
 _SCORED_ROWS = 128  # rows of logits a step can hold at least, so that scoring a prompt takes few steps
+_MAX_TOKENIZER_JSON = 256 << 20
 _UNUSED = 5  # GGUF token type of the padding at the end of a vocabulary
 
 
@@ -113,11 +113,17 @@ def valid_vocab(checkpoint: Checkpoint) -> int:
 
 
 def _tokenizer_json_size(path: Path) -> int:
-    try:
-        data: Any = json.loads(path.read_bytes())
-        vocab = data["model"]["vocab"]
-        ids = [len(vocab) - 1] if isinstance(vocab, list) else list(vocab.values())
-        ids += [token["id"] for token in data.get("added_tokens", ())]
-        return max(map(int, ids)) + 1
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0  # the tokenizer's own loader says what is wrong with it
+    """The largest id of a ``tokenizer.json`` plus one; 0 when there is none, or it does not say."""
+    from toque.text.hf_files import read_json
+
+    data = read_json(path, _MAX_TOKENIZER_JSON)
+    model, added = data.get("model"), data.get("added_tokens")
+    vocab: Any = model.get("vocab") if isinstance(model, dict) else None
+    ids: list[Any] = []
+    if isinstance(vocab, dict):
+        ids += vocab.values()
+    elif isinstance(vocab, list):  # unigram: a list of (text, score)
+        ids.append(len(vocab) - 1)
+    if isinstance(added, list):
+        ids += [token.get("id") for token in added if isinstance(token, dict)]
+    return max((number for number in ids if isinstance(number, int)), default=-1) + 1
