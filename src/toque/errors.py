@@ -20,6 +20,8 @@
     │   ├── FormatError             damaged or hostile file; names the field
     │   └── UnsupportedModelError   well-formed, but not something Toque runs; names what is supported
     ├── ConfigError             a setting is unknown or out of range; names both
+    ├── StoreError              the local model store cannot be written or is damaged: 500
+    ├── DownloadError           a source did not deliver what was asked for: 502
     └── EngineError             our fault: 500
         ├── ReplicaDiedError        the replica went away in the middle: 500
         └── WireError               a peer broke the session protocol; its session is closed
@@ -143,6 +145,19 @@ class ConfigError(ToqueError):
     status = 400
     type = "config_error"
     code = "bad_config"
+
+
+class StoreError(ToqueError):
+    """The local model store: disk full, no permission, a file that is gone. Nothing half-written is visible."""
+
+    code = "store_error"
+
+
+class DownloadError(ToqueError):
+    """A source is out of reach, does not have it, or sent something else. What was downloaded so far is kept."""
+
+    status = 502
+    code = "download_failed"
 
 
 class EngineError(ToqueError):
