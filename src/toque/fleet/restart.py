@@ -43,6 +43,6 @@ class RestartPolicy:
             self._never_ready += 1
         self._ends += 1
         refused = status == REFUSED_STATUS
-        exponent = self._ends - 1 + refused
+        exponent = min(self._ends - 1 + refused, 32)
         delay = 0.0 if exponent == 0 else min(self._max_delay_s, self._first_delay_s * 2.0 ** (exponent - 1))
         return Restart(delay, hopeless=refused or self._never_ready >= 2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from toque.errors import ToqueError, UnavailableError
@@ -65,10 +66,11 @@ class FakeEngineClient:
         await self._enter()
         try:
             self.prompt_tokens += len(request.prompt)
-            async for output in _play(script, request):
-                self.generated_tokens += len(output.tokens)
-                ended = output.finish_reason is not None
-                yield output
+            async with aclosing(_play(script, request)) as outputs:
+                async for output in outputs:
+                    self.generated_tokens += len(output.tokens)
+                    ended = output.finish_reason is not None
+                    yield output
         except ToqueError:
             ended = True
             raise
@@ -100,7 +102,7 @@ class FakeEngineClient:
         )
 
 
-async def _play(script: Script, request: EngineRequest) -> AsyncIterator[SequenceOutput]:
+async def _play(script: Script, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
     sampling = request.sampling
     available = len(script.tokens)
     if script.error is not None:
