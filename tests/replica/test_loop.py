@@ -200,3 +200,16 @@ def test_a_session_starts_with_hello_in_our_protocol() -> None:
     with pytest.raises(WireError, match="starts with hello"):
         replica.receive(replica.open(Inbox()), pb.ClientMessage(drain=pb.Drain()).SerializeToString())
     assert replica.n_sessions == 0
+
+
+def test_a_session_that_starts_while_the_state_changes_hears_of_it() -> None:
+    """Whatever the interleaving, the last description that a session gets is the current one."""
+    for _ in range(300):
+        replica = Replica("r")
+        inbox = Inbox()
+        session = replica.open(inbox)
+        greeting = threading.Thread(target=replica.receive, args=(session, encode_hello("test")))
+        greeting.start()
+        replica.died("gone")
+        greeting.join()
+        assert [m for m in inbox.messages if m.HasField("description")][-1].description.state == pb.STATE_DEAD

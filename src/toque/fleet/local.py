@@ -56,7 +56,8 @@ class LocalDeployment:
     ) -> None:
         """``command`` is `replica_command`'s; ``grace_s`` is what running requests get when it closes."""
         self.name = name
-        self.pool = ReplicaPool(name, wait_s=wait_s, max_waiting=max_waiting, on_change=on_change)
+        self.pool = ReplicaPool(name, wait_s=wait_s, max_waiting=max_waiting, on_change=self._changed)
+        self._on_change = on_change
         self._command = command
         self._replicas = replicas
         self._grace_s = grace_s
@@ -124,6 +125,12 @@ class LocalDeployment:
 
     def _apply(self) -> None:
         self.pool.apply([s.entry for s in self.supervisors if s.entry.address])
+
+    def _changed(self) -> None:
+        for supervisor in self.supervisors:
+            supervisor.stir()
+        if self._on_change is not None:
+            self._on_change()
 
     def _health_of(self, entry: ReplicaEntry) -> Health | None:
         session = self.pool.session(entry.replica_id, entry.epoch)

@@ -79,8 +79,8 @@ def run(options: ReplicaOptions, load: Callable[[], Loaded]) -> int:
         options.socket.unlink(missing_ok=True)
         if grpc_server is not None:
             grpc_server.close()
-    if engine.is_alive():
-        _exit_now(engine)
+    if engine.ident is not None and not engine.finished:
+        _exit_now(engine)  # it is stuck in a step
     if engine.error:
         print(f"error: {engine.error}", file=sys.stderr, flush=True)
     return engine.status

@@ -160,11 +160,10 @@ class Replica:
         if hello.protocol != PROTOCOL:
             raise WireError(f"the client speaks protocol {hello.protocol}, this side {PROTOCOL}")
         session.client = hello.client[:64] or "?"
-        session.link.send(pb.ServerMessage(description=self.description()).SerializeToString())
-        session.link.send(encode_stats(self._stats))
-        with self._lock:
+        with self._lock:  # so that no change of state falls between the two
+            session.link.send(pb.ServerMessage(description=self.description()).SerializeToString())
             self._sessions = (*self._sessions, session)
-        self._tell()
+        session.link.send(encode_stats(self._stats))
 
     def _condition(self) -> tuple[int, str]:
         if self._state == pb.STATE_READY:
@@ -174,11 +173,11 @@ class Replica:
         return self._state, self._reason
 
     def _tell(self) -> None:
-        said = self._condition()
         with self._lock:
+            said = self._condition()
             if said == self._said:
                 return
             self._said = said
-        payload = pb.ServerMessage(description=self.description()).SerializeToString()
-        for session in self._sessions:
-            session.link.send(payload)
+            payload = pb.ServerMessage(description=self.description()).SerializeToString()
+            for session in self._sessions:
+                session.link.send(payload)

@@ -1,0 +1,232 @@
+"""Replica processes that are killed, stopped, orphaned or damaged, behind a pool that keeps serving."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from toque.errors import ReplicaDiedError, UnavailableError
+from toque.fleet.local import LocalDeployment
+from toque.fleet.supervisor import HangBounds
+from toque.replica.fake import HANGS, KILLS
+from toque.routing.base import EngineClient, ReplicaState
+from toque.routing.session import ReplicaSession
+from toque.types import EngineRequest, SamplingParams
+
+COMMAND = [sys.executable, "-m", "toque.replica.fake", "--step-s", "0.01"]
+
+
+def deployment(*options: str, replicas: int = 1, bounds: HangBounds | None = None) -> LocalDeployment:
+    return LocalDeployment(
+        "m", [*COMMAND, *options], replicas=replicas, grace_s=5, bounds=bounds, log=lambda *_: None
+    )
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[LocalDeployment]:
+    async with deployment() as running:
+        await running.wait_ready(20)
+        yield running
+
+
+def request(*prompt: int, max_tokens: int = 5) -> EngineRequest:
+    return EngineRequest(f"r{prompt[0]}", prompt, SamplingParams(max_tokens=max_tokens))
+
+
+async def collect(pool: EngineClient, asked: EngineRequest) -> list[int]:
+    return [token async for output in pool.generate(asked) for token in output.tokens]
+
+
+async def until(condition: Callable[[], object], within_s: float) -> float:
+    started = time.monotonic()
+    for _ in range(int(within_s / 0.01)):
+        if condition():
+            break
+        await asyncio.sleep(0.01)
+    assert condition(), f"not within {within_s} s"
+    return time.monotonic() - started
+
+
+def pid(running: LocalDeployment, index: int = 0) -> int:
+    return sessions(running)[index].pid
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_killed_in_the_middle_started_streams_end_and_the_rest_goes_on(one: LocalDeployment) -> None:
+    streams = [one.pool.generate(request(i, max_tokens=100_000)) for i in range(4)]
+    for stream in streams:
+        await anext(stream)
+    killed = time.monotonic()
+    os.kill(pid(one), signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(ReplicaDiedError, match="in the middle of the answer"):
+            await drain(stream)
+    assert time.monotonic() - killed < 1
+    # Sent while nothing is there to take it: it waits for the new process and never notices.
+    assert await collect(one.pool, request(7)) == [7] * 5
+    assert time.monotonic() - killed < 2
+    assert one.supervisors[0].restarts == 1
+    assert one.pool.state is ReplicaState.READY
+
+
+async def test_what_waits_in_a_dead_replicas_queue_is_answered_by_the_other() -> None:
+    async with deployment(replicas=2) as running:
+        await until(lambda: [s.state for s in sessions(running)] == [ReplicaState.READY] * 2, 20)
+        first, second = sessions(running)
+        # It runs 64 at once: what comes after them has not begun when it dies.
+        busy = [first.generate(request(i, max_tokens=100_000)) for i in range(64)]
+        for stream in busy:
+            await anext(stream)
+        others = [asyncio.create_task(collect(second, request(i, max_tokens=100_000))) for i in range(70)]
+        await until(lambda: second.in_flight == 70, 5)
+        waiting = [asyncio.create_task(collect(running.pool, request(i))) for i in range(4)]
+        await until(lambda: first.in_flight == 68, 5)
+        for task in others:
+            task.cancel()
+        os.kill(first.pid, signal.SIGKILL)
+        assert await asyncio.gather(*waiting) == [[i] * 5 for i in range(4)]
+        for stream in busy:
+            with pytest.raises(ReplicaDiedError):
+                await drain(stream)
+
+
+async def test_a_request_that_kills_its_replica_does_not_kill_for_ever(one: LocalDeployment) -> None:
+    with pytest.raises(UnavailableError, match="went away"):
+        await collect(one.pool, request(KILLS))
+    assert one.supervisors[0].restarts <= 2
+    assert await collect(one.pool, request(3)) == [3] * 5
+
+
+async def test_a_stopped_replica_is_degraded_within_seconds_and_ready_when_it_goes_on() -> None:
+    async with deployment(bounds=HangBounds(silent_s=60)) as running:
+        await running.wait_ready(20)
+        stopped = pid(running)
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            await until(lambda: running.pool.state is ReplicaState.DEGRADED, 4.5)
+            assert "said nothing for" in running.pool.reason
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        await until(lambda: running.pool.state is ReplicaState.READY, 2)
+        assert await collect(running.pool, request(3)) == [3] * 5
+        assert pid(running) == stopped
+
+
+async def test_a_stopped_replica_is_replaced_and_what_had_not_begun_is_answered() -> None:
+    async with deployment(bounds=HangBounds(silent_s=2)) as running:
+        await running.wait_ready(20)
+        stopped = pid(running)
+        os.kill(stopped, signal.SIGSTOP)
+        started = time.monotonic()
+        assert await collect(running.pool, request(3)) == [3] * 5
+        assert time.monotonic() - started < 6
+        assert not alive(stopped)
+
+
+async def test_a_step_that_hangs_is_degraded_while_the_process_still_talks() -> None:
+    async with deployment("--stall-s", "0.5", bounds=HangBounds(degraded_s=1)) as running:
+        await running.wait_ready(20)
+        hanging = asyncio.create_task(collect(running.pool, request(HANGS)))
+        await until(lambda: running.pool.state is ReplicaState.DEGRADED, 3)
+        assert "no step finishes" in running.pool.reason
+        # It is tried once more on the replica's successor, which hangs too, and then given up.
+        with pytest.raises(UnavailableError, match="went away"):
+            await hanging
+        await until(lambda: running.supervisors[0].restarts == 2, 2)
+        assert await collect(running.pool, request(3)) == [3] * 5
+
+
+async def test_a_model_that_cannot_load_is_what_the_user_is_shown() -> None:
+    async with deployment("--refuse", "blk.3.attn_q.weight: the file ends in the middle of it") as running:
+        with pytest.raises(UnavailableError, match=r"blk\.3\.attn_q\.weight: the file ends in the middle"):
+            await running.wait_ready(20)
+        assert running.pool.state is ReplicaState.DEAD
+        with pytest.raises(UnavailableError, match="the file ends in the middle"):
+            await collect(running.pool, request(1))
+
+
+async def test_closing_lets_streams_finish_and_leaves_nothing_behind() -> None:
+    running = deployment()
+    await running.start()
+    await running.wait_ready(20)
+    process = pid(running)
+    answer = asyncio.create_task(collect(running.pool, request(1, max_tokens=50)))
+    await until(lambda: running.pool.stats().running == 1, 5)
+    await running.close()
+    assert await answer == [1] * 50
+    assert not alive(process)
+    with pytest.raises(UnavailableError):
+        await collect(running.pool, request(1))
+
+
+PARENT = """
+import asyncio, sys
+from toque.fleet.local import LocalDeployment
+
+async def main():
+    async with LocalDeployment("m", [sys.executable, "-m", "toque.replica.fake", *sys.argv[1:]]) as running:
+        await running.wait_ready(20)
+        entry = running.supervisors[0].entry
+        print(running.pool.session(entry.replica_id, entry.epoch).pid, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
+async def test_no_orphan_whatever_way_the_parent_dies(how: signal.Signals) -> None:
+    parent = start("-c", PARENT)
+    try:
+        assert parent.stdout is not None
+        replica = int(await asyncio.to_thread(parent.stdout.readline))
+        assert alive(replica)
+        parent.send_signal(how)
+        parent.wait()
+        await until(lambda: not alive(replica), 1)
+    finally:
+        stop(parent)
+
+
+async def test_a_replica_nobody_wants_ends_by_itself(tmp_path: Path) -> None:
+    replica = start(*COMMAND[1:], "--socket", str(tmp_path / "new" / "r"), "--lease-s", "0.5")
+    try:
+        await until(lambda: replica.poll() is not None, 5)
+        assert replica.returncode == 0
+    finally:
+        stop(replica)
+
+
+def sessions(running: LocalDeployment) -> list[ReplicaSession]:
+    found = [running.pool.session(s.entry.replica_id, s.entry.epoch) for s in running.supervisors]
+    return [session for session in found if isinstance(session, ReplicaSession)]
+
+
+async def drain(stream: AsyncIterator[object]) -> None:
+    async for _ in stream:
+        pass
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
