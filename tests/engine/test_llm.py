@@ -14,7 +14,7 @@ import pytest
 from fixtures.parrot import CHAT_TEMPLATE, END, make_parrot, parrot_vocab, script
 from toque import LLM, SamplingParams
 from toque.engine.completion import CompletionDelta
-from toque.errors import ConfigError, RequestError, TemplateError
+from toque.errors import ConfigError, RequestError, TemplateError, ToqueError
 from toque.types import FinishReason
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
@@ -192,3 +192,29 @@ def test_importing_the_library_is_quick_and_light() -> None:
     ]
     assert all(len(run) == 1 for run in runs), f"imported: {runs[0][1:]}"
     assert min(float(run[0]) for run in runs) < 0.5
+
+
+def test_a_name_that_is_no_path_is_looked_up_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toque.registry.store import Store
+
+    folder = make_parrot(tmp_path / "m", SCRIPT)
+    asked: list[str] = []
+
+    def resolve(self: Store, reference: str) -> Path:
+        asked.append(reference)
+        return folder
+
+    monkeypatch.setattr(Store, "resolve", resolve)
+    with LLM("a-model-of-the-catalog", backend="reference", kv_blocks=4, max_sequences=2) as llm:
+        assert llm.generate("x", SamplingParams(temperature=0, max_tokens=2)).text == "yx"
+    assert asked == ["a-model-of-the-catalog"]
+
+
+def test_a_model_that_is_nowhere_ends_in_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOQUE_HOME", str(tmp_path))
+    with pytest.raises(ToqueError, match=r"missing\.gguf"):
+        LLM("./missing.gguf")

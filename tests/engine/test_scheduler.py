@@ -284,3 +284,26 @@ def test_a_waiting_request_costs_nothing_when_it_is_dropped() -> None:
         desk.scheduler.finish(sequence)
     assert len(desk.scheduler.waiting) == desk.scheduler.waiting.tokens == 0
     assert desk.scheduler.plan().empty
+
+
+def test_nothing_is_started_only_to_be_preempted_at_once() -> None:
+    desk = Desk(blocks=7)
+    desk.add(8, new=20)
+    desk.step()
+    late = desk.add(16, new=4)  # its four blocks are there, but then the first one could not grow any more
+    for _ in range(16):
+        desk.step()
+        assert late.state == SequenceState.WAITING
+    desk.run()
+    assert desk.scheduler.preemptions == 0
+
+
+def test_a_preempted_request_keeps_its_place() -> None:
+    desk = Desk(blocks=7, prefix_cache=False, max_sequences=2)
+    desk.add(9, new=12)
+    second, third = desk.add(9, new=12), desk.add(2)
+    desk.step()
+    while second.state == SequenceState.RUNNING:
+        desk.step()
+    assert list(desk.scheduler.waiting) == [second, third]
+    desk.run()
