@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -93,32 +93,32 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[list[ChoiceDelta], None]:
         choices = [self._choice(sequence) for sequence in self.prepared.sequences]
-        opening = [
-            ChoiceDelta(
-                choice.sequence.index,
-                text=choice.sequence.echo_text,
-                finish_reason=None if choice.sequence.engine else FinishReason.LENGTH,
-            )
-            for choice in choices
-            if choice.sequence.echo_text or choice.sequence.engine is None
-        ]
         running = [choice for choice in choices if choice.sequence.engine is not None]
-        for choice in choices:
-            if choice.sequence.engine is None:
-                self.ticket.started(len(choice.sequence.prompt))
-                if choice.sequence.first_of_prompt:
-                    self.record.prompt(len(choice.sequence.prompt), 0)
+        echoes = {
+            choice.sequence.index: choice.sequence.echo_text
+            for choice in running
+            if choice.sequence.echo_text
+        }
         if not running:
-            yield opening
+            yield [self._only_echo(choice.sequence) for choice in choices]
             return
         source = self._one(running[0]) if len(running) == 1 else self._many(running)
         try:
             async for deltas in source:
-                # An echo travels with the first real output, so that an error before it is a plain answer.
-                yield opening + deltas if opening else deltas
-                opening = []
+                if (
+                    echoes
+                ):  # they travel with the first real output, so that an error before it is a plain answer
+                    for delta in deltas:
+                        delta.text = echoes.pop(delta.index, "") + delta.text
+                yield deltas
         finally:
             await source.aclose()
+
+    def _only_echo(self, sequence: PreparedSequence) -> ChoiceDelta:
+        self.ticket.started(len(sequence.prompt))
+        if sequence.first_of_prompt:
+            self.record.prompt(len(sequence.prompt), 0)
+        return ChoiceDelta(sequence.index, sequence.echo_text, finish_reason=FinishReason.LENGTH)
 
     def _choice(self, sequence: PreparedSequence) -> Choice:
         request = self.prepared.request
@@ -139,7 +139,7 @@ class Generation:
                 if choice.done:
                     return
         finally:
-            await _close(outputs)
+            await outputs.aclose()
         raise EngineError("the engine's answer ended without a finish reason")
 
     async def _many(self, choices: list[Choice]) -> AsyncGenerator[list[ChoiceDelta], None]:
@@ -175,9 +175,9 @@ class Generation:
         except Exception as error:
             queue.put_nowait(error)
         finally:
-            await _close(outputs)
+            await outputs.aclose()
 
-    def _outputs(self, choice: Choice) -> AsyncIterator[SequenceOutput]:
+    def _outputs(self, choice: Choice) -> AsyncGenerator[SequenceOutput, None]:
         assert choice.sequence.engine is not None
         return self.deployment.client.generate(choice.sequence.engine)
 
@@ -202,9 +202,3 @@ class Generation:
             choice.tokens += count
             self.usage.completion_tokens += count
         return choice.advance(output)
-
-
-async def _close(outputs: AsyncIterator[SequenceOutput]) -> None:
-    """Tell the engine that nobody reads any more. An iterator that has ended takes no notice."""
-    if isinstance(outputs, AsyncGenerator):
-        await outputs.aclose()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from toque.errors import ConfigError, RequestError
+from toque.errors import RequestError
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.errors import error_body
 from toque.gateway.polling import POLL_S, wait_until
@@ -31,30 +30,6 @@ if TYPE_CHECKING:
     from toque.config import ServerSettings
 
 NOTICE_S = 1.0
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-def bind(settings: ServerSettings, has_keys: bool) -> socket.socket:
-    """The listening socket. ConfigError when the address is open to others without a key, or cannot be had."""
-    host, port = settings.host, settings.port
-    if host not in _LOOPBACK and not has_keys and not settings.insecure:
-        raise ConfigError(
-            f"{host} can be reached from other machines: set an API key (--api-key, TOQUE_API_KEY), "
-            "or say --insecure to serve without one",
-            param="server.host",
-        )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {host} port {port}: {reason}", param="server.port") from None
-    listener.setblocking(False)
-    return listener
 
 
 class GatewayServer(uvicorn.Server):

@@ -1,0 +1,180 @@
+"""``toque serve``: models in, a running server out.
+
+The order is what makes a cold start fast: the port is taken, the replica processes are started, and only then does
+this process import its web stack and read the tokenizers, while the replicas load their weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toque.config import Settings, engine_flags
+from toque.errors import ConfigError
+from toque.gateway.listen import bind
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from toque.fleet.local import LocalDeployment
+
+LOAD_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    path: Path
+
+
+def serve(models: Sequence[str], settings: Settings) -> int:
+    """Serve until told to stop; the exit code. A ToqueError says what keeps it from serving at all."""
+    logging.basicConfig(
+        level=settings.server.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    started = time.perf_counter()
+    served = [resolve(reference) for reference in models or settings.models]
+    _check_names(served)
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(served, settings, started))
+
+
+async def _serve(models: Sequence[ServedModel], settings: Settings, started: float) -> int:
+    from toque.fleet.local import LocalDeployment, replica_command
+
+    listener = bind(settings.server, bool(settings.auth.api_keys))
+    async with AsyncExitStack() as stack:
+        stack.callback(listener.close)
+        replicas: dict[str, LocalDeployment] = {}
+        for model in models:
+            command = [*replica_command(model.path, engine_flags(settings.engine)), "--digest", ""]
+            replicas[model.name] = local = LocalDeployment(
+                model.name,
+                command,
+                replicas=settings.fleet.replicas,
+                grace_s=1.0,  # the server has drained by the time the replicas are told
+                wait_s=settings.limits.load_wait_s,
+                max_waiting=settings.limits.max_queued_requests,
+            )
+            await stack.enter_async_context(local)
+        # In a thread, so that this loop goes on starting replicas and talking to them meanwhile.
+        app = await asyncio.to_thread(_build, models, replicas, settings)
+        from toque.gateway.server import GatewayServer
+
+        server = GatewayServer(app, settings.server, settings.limits.max_header_bytes)
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            await _until_ready(replicas, serving)
+            if not serving.done():
+                port = listener.getsockname()[1]
+                print(greeting(models, settings, port, time.perf_counter() - started), flush=True)
+            await serving
+        finally:
+            if not serving.done():
+                server.stop()
+                server.stop()
+                await serving
+            app.state.gateway.close()
+    return 0
+
+
+async def _until_ready(replicas: Mapping[str, LocalDeployment], serving: asyncio.Task[None]) -> None:
+    """Until every model answers, or the server was stopped before. UnavailableError says which one cannot."""
+
+    async def every() -> None:
+        await asyncio.gather(*(local.wait_ready(LOAD_S) for local in replicas.values()))
+
+    waiting = asyncio.create_task(every())
+    try:
+        await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            await waiting
+    finally:
+        waiting.cancel()
+
+
+def _build(
+    models: Sequence[ServedModel], replicas: Mapping[str, LocalDeployment], settings: Settings
+) -> Starlette:
+    """The application; reads the parts of the model files that the gateway needs."""
+    from toque.formats import load_checkpoint
+    from toque.gateway.app import create_app
+    from toque.gateway.deployment import Deployment
+    from toque.text.template import load_template
+    from toque.text.tokenizer import load_tokenizer
+    from toque.types import ModelCard
+
+    deployments: dict[str, Deployment] = {}
+    for model in models:
+        checkpoint = load_checkpoint(model.path)
+        tokenizer = load_tokenizer(checkpoint)
+        if tokenizer.degraded:
+            logging.getLogger("toque.gateway").warning("model %s: %s", model.name, tokenizer.degraded)
+        context = settings.engine.context_length or checkpoint.config.context_length
+        card = ModelCard(
+            name=model.name,
+            architecture=checkpoint.config.architecture,
+            parameters=checkpoint.parameters,
+            quantization=checkpoint.quantization,
+            context_length=min(context, checkpoint.config.context_length),
+            vocab_size=checkpoint.config.vocab_size,
+            created=int(model.path.stat().st_mtime),
+        )
+        deployments[model.name] = Deployment(
+            model.name,
+            replicas[model.name].pool,
+            tokenizer,
+            load_template(checkpoint, tokenizer),
+            card,
+            settings.limits,
+        )
+    return create_app(deployments, settings)
+
+
+def resolve(reference: str) -> ServedModel:
+    """A model as people name it: a path, or a name that the registry knows; ``name=...`` says what clients call it."""
+    name, separator, rest = reference.partition("=")
+    target = rest if separator else reference
+    path = Path(target).expanduser()
+    if path.exists():
+        plain = path.name.removesuffix(".gguf")
+    else:
+        from toque.registry.store import Store
+
+        path = Store().resolve(target)
+        plain = target
+    return ServedModel(name if separator else plain, path)
+
+
+def _check_names(models: Sequence[ServedModel]) -> None:
+    if not models:
+        raise ConfigError("no model to serve: name one, as in `toque serve smollm2`", param="models")
+    names = [model.name for model in models]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two models are called {name!r}: tell them apart with name=path", param="models"
+            )
+
+
+def greeting(models: Sequence[ServedModel], settings: Settings, port: int, seconds: float) -> str:
+    host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
+    url = f"http://{host}:{port}"
+    key = ' \\\n    -H "Authorization: Bearer $TOQUE_API_KEY"' if settings.auth.api_keys else ""
+    body = f'{{"model": "{models[0].name}", "messages": [{{"role": "user", "content": "Say hello"}}]}}'
+    return (
+        f"Toque serves {', '.join(model.name for model in models)} at {url}/v1 (ready in {seconds:.1f} s)\n"
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n    -d '{body}'"
+    )
