@@ -44,6 +44,17 @@ def test_a_growing_context_shrinks_the_chunks() -> None:
     assert max(taken[5:]) < 1.3 * TARGET
 
 
+def test_the_last_tokens_of_cached_prompts_do_not_make_prefill_look_slow() -> None:
+    def cost(decoding: int, prefill: int) -> float:
+        return 0.006 + 0.0002 * decoding + 0.0004 * prefill
+
+    budget = StepBudget(TARGET, 2048)
+    budget.observe(0, 400, cost(0, 400))
+    for turn in range(300):
+        budget.observe(8, turn % 2, cost(8, turn % 2))  # every other step admits somebody who is almost done
+    assert cost(8, budget.prefill_tokens(8)) > 0.7 * TARGET
+
+
 def test_one_hiccup_does_not_collapse_the_budget() -> None:
     budget = StepBudget(TARGET, 2048)
     settle(budget, 4, lambda d, p: 0.004 + p * 100e-6)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 _SMOOTHING = 0.3  # weight of the newest observation
-_OUTLIER = 3.0  # an observation counts for at most this multiple of what was expected
+_OUTLIER = (
+    3.0  # an observation counts for at most this multiple of what was expected, and at least its inverse
+)
 _LEAST_SHARE = 0.25  # of a decode step's time that prefill gets even when decoding alone misses the target
 _LEAST_CHUNK = 16  # tokens
+_EVIDENCE = 32  # prefill tokens from which a step counts fully
 _UNMEASURED_CHUNK = 256
 _QUIET_FACTOR = (
     10.0  # without streams a step may take this many targets: new arrivals and aborts wait for its end
@@ -48,12 +51,14 @@ class StepBudget:
             if decoding:
                 self._decode_s = _follow(self._decode_s, seconds)
             return
-        decode_s = self._decode_s if decoding else 0.0
-        # A short step says little about prefill; never let it look free.
-        self._per_token_s = _follow(self._per_token_s, max(seconds - decode_s, 0.1 * seconds) / prefill)
+        # A few tokens (the rest of a cached prompt) cost little beyond the step itself and say little about prefill.
+        evidence = min(1.0, prefill / _EVIDENCE)
+        beyond = seconds - self._decode_s if self._per_token_s else seconds
+        self._per_token_s = _follow(self._per_token_s, beyond / prefill, _SMOOTHING * evidence)
 
 
-def _follow(estimate: float, observed: float) -> float:
+def _follow(estimate: float, observed: float, smoothing: float = _SMOOTHING) -> float:
     if estimate == 0.0:
         return observed
-    return estimate + _SMOOTHING * (min(observed, _OUTLIER * estimate) - estimate)
+    bounded = min(max(observed, estimate / _OUTLIER), _OUTLIER * estimate)
+    return estimate + smoothing * (bounded - estimate)
