@@ -16,7 +16,7 @@ from conftest_replica import Start, collect, flat, request
 
 from toque.errors import ConfigError
 from toque.proto.frames import MAX_TO_REPLICA, PREFACE, encode_frame
-from toque.proto.messages import encode_abort, encode_hello, encode_submit, parse_server_message
+from toque.proto.messages import encode_abort, encode_hello, encode_submit, parse_server_message, unpack
 from toque.replica.local import listen
 from toque.routing.session import ReplicaSession
 
@@ -104,7 +104,7 @@ async def test_a_client_that_reads_late_still_gets_everything(served: Path) -> N
         while len(tokens) < 399:
             (length,) = memoryview(receive(sock, 4)).cast("I")
             message = parse_server_message(receive(sock, length))
-            tokens += message.step.tokens
+            tokens += unpack(message.step.tokens)
     assert tokens == list(range(1, 400))
 
 

@@ -11,7 +11,7 @@ from test_requests import Inbox
 
 from toque.errors import EngineError, WireError
 from toque.proto import replica_pb2 as pb
-from toque.proto.messages import encode_hello, encode_submit
+from toque.proto.messages import encode_hello, encode_submit, unpack
 from toque.replica.fake import BREAKS_STEP, FakeEngine
 from toque.replica.health import Progress
 from toque.replica.loop import StepLoop
@@ -60,7 +60,9 @@ class Running:
             for message in list(self.inbox.messages):
                 if message.error.handle == handle:
                     return
-                if any(message.step.handles[d.index] == handle and d.finish for d in message.step.details):
+                if any(
+                    unpack(message.step.handles)[d.index] == handle and d.finish for d in message.step.details
+                ):
                     return
             time.sleep(0.005)
         pytest.fail(f"request {handle} did not end")

@@ -8,7 +8,7 @@ import pytest
 
 from toque.errors import EngineError
 from toque.proto import replica_pb2 as pb
-from toque.proto.messages import encode_submit, parse_client_message, parse_server_message
+from toque.proto.messages import decode_step, encode_submit, parse_client_message, parse_server_message
 from toque.replica import requests as table_module
 from toque.replica.fake import FAILS, REFUSED, FakeEngine
 from toque.replica.requests import Aborted, Ended, RequestTable, Session, Submitted
@@ -25,14 +25,9 @@ class Inbox:
         self.messages.append(parse_server_message(payload))
 
     def tokens(self, handle: int) -> list[int]:
-        found = []
-        for message in self.messages:
-            counts = message.step.counts or [1] * len(message.step.handles)
-            start = 0
-            for h, count in zip(message.step.handles, counts, strict=True):
-                found += message.step.tokens[start : start + count] if h == handle else []
-                start += count
-        return found
+        steps = (decode_step(message.step, {}) for message in self.messages)
+        rows = (row for handles, outputs in steps for row in zip(handles, outputs, strict=True))
+        return [token for h, output in rows if h == handle for token in output.tokens]
 
     @property
     def errors(self) -> list[pb.RequestError]:

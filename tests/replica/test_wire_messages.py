@@ -25,6 +25,7 @@ from toque.proto.messages import (
     encode_stats,
     encode_step,
     encode_submit,
+    pack,
     parse_client_message,
     parse_server_message,
 )
@@ -89,9 +90,9 @@ def test_a_request_arrives_as_it_was_sent(request: EngineRequest) -> None:
 def test_a_step_arrives_as_it_was_sent(step: list[SequenceOutput]) -> None:
     handles = [10 + i for i in range(len(step))]
     names = {handle: f"r{handle}" for handle in handles}
-    expected = [(h, dataclasses.replace(o, request_id=names[h])) for h, o in zip(handles, step, strict=True)]
+    expected = [dataclasses.replace(o, request_id=names[h]) for h, o in zip(handles, step, strict=True)]
     message = parse_server_message(encode_step(handles, step))
-    assert decode_step(message.step, names) == expected
+    assert decode_step(message.step, names) == (handles, expected)
 
 
 def test_every_field_of_an_output_is_covered_above() -> None:
@@ -106,25 +107,37 @@ def test_every_field_of_an_output_is_covered_above() -> None:
     }
 
 
-def test_a_plain_decode_step_is_three_columns_at_most() -> None:
+def test_a_plain_decode_step_is_two_columns() -> None:
     rows = [SequenceOutput("", [1000 + i]) for i in range(64)]
     payload = encode_step(list(range(100, 164)), rows)
-    assert len(payload) < 64 * 4 + 16
+    assert len(payload) <= 2 * 64 * 4 + 16
 
 
-def test_outputs_of_released_requests_are_left_out() -> None:
+def test_outputs_of_released_requests_have_no_name() -> None:
     message = parse_server_message(encode_step([1, 2], [SequenceOutput("", [5]), SequenceOutput("", [6])]))
-    assert decode_step(message.step, {2: "b"}) == [(2, SequenceOutput("b", [6]))]
+    assert decode_step(message.step, {2: "b"}) == (
+        [1, 2],
+        [SequenceOutput("", [5]), SequenceOutput("b", [6])],
+    )
+
+
+@pytest.mark.parametrize("prompt", [(-1,), (2**32,), ("x",)])
+def test_what_is_no_token_id_does_not_travel(prompt: tuple[int, ...]) -> None:
+    with pytest.raises(RequestError, match="token ids are integers"):
+        encode_submit(1, EngineRequest("r", prompt, SamplingParams()))
 
 
 @pytest.mark.parametrize(
     "step",
     [
-        pb.StepOutputs(handles=[1, 2], tokens=[5]),
-        pb.StepOutputs(handles=[1, 2], counts=[1], tokens=[5]),
-        pb.StepOutputs(handles=[1], counts=[2], tokens=[5]),
-        pb.StepOutputs(handles=[1], tokens=[5], details=[pb.Detail(index=1)]),
-        pb.StepOutputs(handles=[1], tokens=[5], details=[pb.Detail(logprobs=pb.Logprobs(tokens=[5]))]),
+        pb.StepOutputs(handles=pack([1, 2]), tokens=pack([5])),
+        pb.StepOutputs(handles=pack([1, 2]), counts=pack([1]), tokens=pack([5])),
+        pb.StepOutputs(handles=pack([1]), counts=pack([2]), tokens=pack([5])),
+        pb.StepOutputs(handles=pack([1]), tokens=pack([5]), details=[pb.Detail(index=1)]),
+        pb.StepOutputs(
+            handles=pack([1]), tokens=pack([5]), details=[pb.Detail(logprobs=pb.Logprobs(tokens=[5]))]
+        ),
+        pb.StepOutputs(handles=b"123", tokens=b"123"),
     ],
 )
 def test_columns_that_disagree_are_refused(step: pb.StepOutputs) -> None:
@@ -156,7 +169,7 @@ def test_errors_keep_their_class_and_what_they_name(error: ToqueError) -> None:
 
 
 def test_values_out_of_range_are_a_request_error() -> None:
-    submit = pb.Submit(handle=1, prompt=[1], sampling=pb.Sampling(temperature=9.0))
+    submit = pb.Submit(handle=1, prompt=pack([1]), sampling=pb.Sampling(temperature=9.0))
     with pytest.raises(RequestError, match="temperature must be between 0 and 2, got 9"):
         decode_submit(submit, "r")
 

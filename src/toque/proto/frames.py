@@ -16,7 +16,7 @@ import struct
 from toque.errors import WireError
 
 PREFACE = b"TOQUE/1\n"
-# A prompt is at most 5 bytes a token, so a million tokens fit; answers may hold 20 logprobs per prompt token.
+# A prompt takes 4 bytes a token, so four million fit; answers may hold 20 logprobs per prompt token.
 MAX_TO_REPLICA = 16 << 20
 MAX_TO_CLIENT = 64 << 20
 

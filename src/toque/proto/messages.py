@@ -6,6 +6,8 @@ whose values are out of range raises RequestError like any other.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
@@ -80,7 +82,7 @@ def encode_submit(handle: int, request: EngineRequest) -> bytes:
     submit = pb.Submit(
         handle=handle,
         request_id=request.request_id,
-        prompt=request.prompt,
+        prompt=pack(request.prompt),
         sampling=sampling,
         tenant=request.tenant,
         cache_salt=request.cache_salt,
@@ -116,7 +118,7 @@ def decode_submit(submit: pb.Submit, request_id: str) -> EngineRequest:
     )
     return EngineRequest(
         request_id=request_id,
-        prompt=tuple(submit.prompt),
+        prompt=tuple(unpack(submit.prompt)),
         sampling=sampling,
         tenant=submit.tenant,
         cache_salt=submit.cache_salt,
@@ -140,87 +142,111 @@ def encode_drain(grace_s: float) -> bytes:
 # Answers
 
 
-def encode_step(handles: list[int], outputs: list[SequenceOutput]) -> bytes:
+def encode_step(handles: Sequence[int], outputs: Sequence[SequenceOutput]) -> bytes:
     """One message for one step: ``outputs[i]`` is what sequence ``handles[i]`` got."""
+    message = pb.ServerMessage()
+    step = message.step
     tokens: list[int] = []
-    for output in outputs:
-        tokens += output.tokens
-    step = pb.StepOutputs(handles=handles, tokens=tokens)
-    if len(tokens) != len(outputs) or any(len(output.tokens) != 1 for output in outputs):
-        step.counts.extend([len(output.tokens) for output in outputs])
+    single = True
     for index, output in enumerate(outputs):
+        new = output.tokens
+        if len(new) == 1:
+            tokens.append(new[0])
+        else:
+            single = False
+            tokens += new
         if (
-            output.finish_reason is None
-            and output.logprobs is None
-            and not output.cached_tokens
-            and output.prompt_logprobs is None
-            and output.error is None
-            and output.error_code is None
-            and not output.queue_seconds
-            and output.stop_token is None
+            output.finish_reason is not None
+            or output.logprobs is not None
+            or output.cached_tokens
+            or output.queue_seconds
+            or output.prompt_logprobs is not None
+            or output.stop_token is not None
+            or output.error is not None
+            or output.error_code is not None
         ):
-            continue
-        detail = step.details.add(
-            index=index,
-            stop_token=output.stop_token,
-            cached_tokens=output.cached_tokens,
-            error=output.error or "",
-            error_code=output.error_code or "",
-            queue_seconds=output.queue_seconds,
-        )
-        if output.finish_reason is not None:
-            detail.finish = _FINISH[output.finish_reason]
-        if output.logprobs is not None:
-            _fill_logprobs(detail.logprobs, output.logprobs)
-        if output.prompt_logprobs is not None:
-            _fill_logprobs(
-                detail.prompt_logprobs, [entry for entry in output.prompt_logprobs if entry is not None]
-            )
-    return pb.ServerMessage(step=step).SerializeToString()
+            _fill_detail(step.details.add(index=index), output)
+    step.handles = pack(handles)
+    step.tokens = pack(tokens)
+    if not single:
+        step.counts = pack([len(output.tokens) for output in outputs])
+    return message.SerializeToString()
 
 
-def decode_step(step: pb.StepOutputs, request_ids: Mapping[int, str]) -> list[tuple[int, SequenceOutput]]:
-    """``(handle, output)`` of each sequence, in the step's order.
-
-    ``request_ids`` names the live handles; outputs for others (aborted a moment ago) are left out. Raises
-    WireError when the columns disagree.
-    """
-    handles = list(step.handles)
-    tokens = list(step.tokens)
-    counts = list(step.counts)
-    if counts:
-        if len(counts) != len(handles) or sum(counts) != len(tokens):
-            raise WireError(
-                f"step of {len(handles)} sequences has {len(counts)} counts, {len(tokens)} tokens"
-            )
-        pieces: list[list[int]] = []
-        start = 0
-        for count in counts:
-            pieces.append(tokens[start : start + count])
-            start += count
-    elif len(tokens) != len(handles):
-        raise WireError(f"a step of {len(handles)} sequences, {len(tokens)} tokens")
+def decode_step(
+    step: pb.StepOutputs, request_ids: Mapping[int, str]
+) -> tuple[list[int], list[SequenceOutput]]:
+    """The handles, and the output of each; handles that ``request_ids`` does not know (aborted a moment ago)
+    get outputs without a request id. Raises WireError when the columns disagree."""
+    handles, tokens = unpack(step.handles), unpack(step.tokens)
+    name = request_ids.get
+    if not step.counts:
+        if len(tokens) != len(handles):
+            raise WireError(f"a step of {len(handles)} sequences, {len(tokens)} tokens")
+        outputs = [SequenceOutput(name(h, ""), [token]) for h, token in zip(handles, tokens, strict=True)]
     else:
-        pieces = [[token] for token in tokens]
-    outputs = [
-        SequenceOutput(request_ids.get(handle, ""), piece)
-        for handle, piece in zip(handles, pieces, strict=True)
-    ]
+        counts = unpack(step.counts)
+        if len(counts) != len(handles) or sum(counts) != len(tokens):
+            raise WireError(f"a step of {len(handles)} sequences, {len(counts)} counts, {len(tokens)} tokens")
+        outputs = []
+        start = 0
+        for handle, count in zip(handles, counts, strict=True):
+            outputs.append(SequenceOutput(name(handle, ""), tokens[start : start + count]))
+            start += count
     for detail in step.details:
         if detail.index >= len(outputs):
             raise WireError(f"detail of sequence {detail.index} in a step of {len(outputs)}")
-        output = outputs[detail.index]
-        output.finish_reason = _FINISH_BACK.get(detail.finish)
-        output.stop_token = detail.stop_token if detail.HasField("stop_token") else None
-        output.cached_tokens = detail.cached_tokens
-        output.error = detail.error or None
-        output.error_code = detail.error_code or None
-        output.queue_seconds = detail.queue_seconds
-        if detail.HasField("logprobs"):
-            output.logprobs = _read_logprobs(detail.logprobs)
-        if detail.HasField("prompt_logprobs"):
-            output.prompt_logprobs = [None, *_read_logprobs(detail.prompt_logprobs)]
-    return [(h, output) for h, output in zip(handles, outputs, strict=True) if h in request_ids]
+        _read_detail(detail, outputs[detail.index])
+    return handles, outputs
+
+
+def pack(ids: Sequence[int]) -> bytes:
+    """A column: little-endian uint32. Raises RequestError for what is none."""
+    try:
+        column = array("I", ids)
+    except (OverflowError, TypeError) as error:
+        raise RequestError(f"token ids are integers from 0 to {2**32 - 1}: {error}", param="prompt") from None
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()
+
+
+def unpack(data: bytes) -> list[int]:
+    if len(data) % 4:
+        raise WireError(f"a column of uint32 takes {len(data)} bytes")
+    column = array("I")
+    column.frombytes(data)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tolist()
+
+
+def _fill_detail(detail: pb.Detail, output: SequenceOutput) -> None:
+    if output.finish_reason is not None:
+        detail.finish = _FINISH[output.finish_reason]
+    if output.stop_token is not None:
+        detail.stop_token = output.stop_token
+    detail.cached_tokens = output.cached_tokens
+    detail.queue_seconds = output.queue_seconds
+    detail.error = output.error or ""
+    detail.error_code = output.error_code or ""
+    if output.logprobs is not None:
+        _fill_logprobs(detail.logprobs, output.logprobs)
+    if output.prompt_logprobs is not None:
+        _fill_logprobs(detail.prompt_logprobs, (entry for entry in output.prompt_logprobs if entry))
+
+
+def _read_detail(detail: pb.Detail, output: SequenceOutput) -> None:
+    output.finish_reason = _FINISH_BACK.get(detail.finish)
+    output.stop_token = detail.stop_token if detail.HasField("stop_token") else None
+    output.cached_tokens = detail.cached_tokens
+    output.queue_seconds = detail.queue_seconds
+    output.error = detail.error or None
+    output.error_code = detail.error_code or None
+    if detail.HasField("logprobs"):
+        output.logprobs = _read_logprobs(detail.logprobs)
+    if detail.HasField("prompt_logprobs"):
+        output.prompt_logprobs = [None, *_read_logprobs(detail.prompt_logprobs)]
 
 
 def _fill_logprobs(message: pb.Logprobs, entries: Iterable[TokenLogprob]) -> None:

@@ -105,13 +105,13 @@ class Submit(_message.Message):
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
-    prompt: _containers.RepeatedScalarFieldContainer[int]
+    prompt: bytes
     sampling: Sampling
     tenant: str
     cache_salt: str
     priority: int
     deadline: float
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "bias_values", "seed", "logprobs", "prompt_logprobs", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")
@@ -179,11 +179,11 @@ class StepOutputs(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
-    handles: _containers.RepeatedScalarFieldContainer[int]
-    counts: _containers.RepeatedScalarFieldContainer[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
+    handles: bytes
+    counts: bytes
+    tokens: bytes
     details: _containers.RepeatedCompositeFieldContainer[Detail]
-    def __init__(self, handles: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[Detail, _Mapping]]] = ...) -> None: ...
+    def __init__(self, handles: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., details: _Optional[_Iterable[_Union[Detail, _Mapping]]] = ...) -> None: ...
 
 class Detail(_message.Message):
     __slots__ = ("index", "finish", "stop_token", "cached_tokens", "logprobs", "prompt_logprobs", "error", "error_code", "queue_seconds")

@@ -82,8 +82,12 @@ class ClientCore:
         message = parse_server_message(payload)
         match message.WhichOneof("body"):
             case "step":
-                for handle, output in decode_step(message.step, self._request_ids):
-                    self._answers[handle].push(output)
+                answers = self._answers
+                for handle, output in zip(*decode_step(message.step, self._request_ids), strict=True):
+                    answer = answers.get(handle)
+                    if answer is None:
+                        continue  # aborted meanwhile
+                    answer.push(output)
                     if output.finish_reason is not None:
                         self._end(handle)
             case "stats":

@@ -212,7 +212,9 @@ class _Stream:
     def push(self, output: SequenceOutput) -> None:
         self.outputs.append(output)
         self.started = True
-        self._wake()
+        waiter = self._waiter  # as in _wake, without the call: this runs for every token
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def fail(self, error: ToqueError) -> None:
         self.error = error
