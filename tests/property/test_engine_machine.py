@@ -13,22 +13,21 @@ from fixtures.engines import Answer, advance, alone, request
 from fixtures.engines import make_engine as new_engine
 from toque.types import FinishReason, SamplingParams
 
-BLOCKS, BLOCK_SIZE = 7, 4
-ROOM = BLOCKS * BLOCK_SIZE
+BLOCKS = 7
 
 
 @functools.cache
 def undisturbed(prompt: tuple[int, ...], sampling: SamplingParams) -> Answer:
-    return alone(prompt, sampling, context_length=ROOM, vocab_size=16)
+    return alone(prompt, sampling, vocab_size=16)
 
 
 @st.composite
-def samplings(draw: st.DrawFn, prompt_length: int) -> SamplingParams:
+def samplings(draw: st.DrawFn, room: int) -> SamplingParams:
     temperature = draw(st.sampled_from([0.0, 0.0, 1.0]))
     return SamplingParams(
         temperature=temperature,
         seed=draw(st.integers(0, 3)),  # an unseeded answer has nothing to compare with
-        max_tokens=draw(st.integers(0, ROOM + 1 - prompt_length)),
+        max_tokens=draw(st.integers(0, room)),
         min_tokens=draw(st.sampled_from([0, 0, 3])),
         stop_token_ids=draw(st.sampled_from([(), (), (3,), (1, 2)])),
         logprobs=draw(st.sampled_from([None, None, 0, 2])),
@@ -38,20 +37,22 @@ def samplings(draw: st.DrawFn, prompt_length: int) -> SamplingParams:
 
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
+        block_size=st.sampled_from([1, 4, 4, 4]),
         chunk=st.sampled_from([3, 5, 16, 64]),
         sequences=st.integers(1, 4),
         prefix_cache=st.booleans(),
     )
-    def start(self, chunk: int, sequences: int, prefix_cache: bool) -> None:
+    def start(self, block_size: int, chunk: int, sequences: int, prefix_cache: bool) -> None:
         self.engine = new_engine(
             n_blocks=BLOCKS,
-            block_size=BLOCK_SIZE,
-            context_length=ROOM,
+            block_size=block_size,
+            context_length=64,
             vocab_size=16,
             max_batch_tokens=chunk,
             max_sequences=sequences,
             prefix_cache=prefix_cache,
         )
+        self.room = BLOCKS * block_size  # in tokens
         self.answers: dict[str, Answer] = {}
         self.asked: dict[str, tuple[tuple[int, ...], SamplingParams]] = {}
         self.aborted: set[str] = set()
@@ -63,15 +64,23 @@ class EngineMachine(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, 3), min_size=1, max_size=6),
         tenant=st.sampled_from(["", "a", "b"]),
         priority=st.sampled_from([0, 0, 1, -1]),
+        copies=st.integers(1, 3),
     )
     def add(
-        self, data: st.DataObject, stem: tuple[int, ...], tail: list[int], tenant: str, priority: int
+        self,
+        data: st.DataObject,
+        stem: tuple[int, ...],
+        tail: list[int],
+        tenant: str,
+        priority: int,
+        copies: int,
     ) -> None:
-        prompt = (*stem, *tail)
-        sampling = data.draw(samplings(len(prompt)))
-        name = next(self.names)
-        self.asked[name] = (prompt, sampling)
-        self.engine.add(request(name, prompt, sampling, tenant=tenant, priority=priority))
+        prompt = (*stem, *tail)[-self.room + 1 :]
+        sampling = data.draw(samplings(self.room + 1 - len(prompt)))
+        for _ in range(copies):
+            name = next(self.names)
+            self.asked[name] = (prompt, sampling)
+            self.engine.add(request(name, prompt, sampling, tenant=tenant, priority=priority))
 
     @rule(steps=st.integers(1, 5))
     def step(self, steps: int) -> None:
