@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy  # noqa: F401  its BLAS must be loaded to be limited
 import pytest
+from threadpoolctl import threadpool_limits
+
+# BLAS threads that spin cost far more than they bring on small matrices and shared cores.
+threadpool_limits(1)
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
