@@ -446,7 +446,8 @@ def _prompted(request: EngineRequest) -> Script:
 async def test_prompts_come_as_text_list_or_ids() -> None:
     async with world(Plan(script=_prompted)) as w:
         for prompt, answers in (
-            ("ab", ["3"]), (["ab"], ["3"]), (["a", "abc"], ["2", "4"]), ([97, 98], ["2"]), ([[97], [97, 98, 99]], ["1", "3"]),
+            ("ab", ["3"]), (["ab"], ["3"]), (["a", "abc"], ["2", "4"]), ([97, 98], ["2"]),
+            ([[97], [97, 98, 99]], ["1", "3"]),
         ):  # fmt: skip
             choices = (await w.complete(prompt=prompt)).json()["choices"]
             assert [choice["text"] for choice in choices] == answers

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from toque.errors import PayloadTooLargeError, RequestError
+from toque.gateway.http.errors import BODY_TIMEOUT
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ async def read_body(scope: MutableMapping[str, Any], receive: Any, max_bytes: in
                     return b"".join(parts)
     except TimeoutError:
         raise RequestError(
-            f"the body did not arrive within {timeout_s:g} s ({size} bytes came)", code="body_timeout"
+            f"the body did not arrive within {timeout_s:g} s ({size} bytes came)", code=BODY_TIMEOUT
         ) from None
 
 

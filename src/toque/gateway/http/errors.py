@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from toque.errors import MethodNotAllowedError, NotFoundError, OverloadedError, RequestError, ToqueError
 
 MAX_MESSAGE = 1_000
+BODY_TIMEOUT = "body_timeout"
 
 
 def error_object(error: ToqueError) -> dict[str, object]:
@@ -36,7 +37,7 @@ def error_headers(error: ToqueError) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if error.status == 413:
+    if error.status == 413 or error.error_code == BODY_TIMEOUT:
         # The rest of the body is not read, so nothing else can be said on this connection.
         headers.append((b"connection", b"close"))
     return headers
