@@ -136,7 +136,9 @@ def _transfer(client: httpx.Client, remote: Remote, part: Path, report: Report) 
         with disk(remote.name), open(part, "r+b" if resumed else "wb") as file:
             file.seek(start)
             report(Progress("download", remote.name, done, total))
-            for chunk in response.iter_raw(CHUNK):
+            for (
+                chunk
+            ) in response.iter_raw():  # as they arrive: a fixed size would lose the rest of a broken one
                 file.write(chunk)
                 done += len(chunk)
                 if total is not None and done > total:

@@ -95,7 +95,7 @@ class Store:
             )
             record = ModelRecord(
                 name=called,
-                source=str(parsed),
+                source=_origin(parsed, entry),
                 files=_stored_files(fetch.files),
                 revision=fetch.revision,
                 license=fetch.license if entry is None else entry.license,
@@ -242,6 +242,15 @@ class Store:
 def _key(name: str) -> str:
     """A file name for a model's name, without anything of the name in it."""
     return hashlib.sha256(name.encode()).hexdigest()[:40]
+
+
+def _origin(reference: Reference, entry: CatalogEntry | None) -> str:
+    """Where the files really come from, also for a catalog name."""
+    if entry is None:
+        return str(reference)
+    if entry.source is not None:
+        return str(entry.source)
+    return " ".join(str(part) for file in entry.files for part in file.parts)
 
 
 def _fetch(reference: Reference, entry: CatalogEntry | None, work: Path, report: Report) -> Fetch:

@@ -65,7 +65,7 @@ def choose(names: list[str], reference: HfRef) -> list[str]:
 def _describe(reference: HfRef, endpoint: str) -> tuple[str | None, str, str, Mapping[str, _RepoFile]]:
     """(token, commit, license, files) of a revision."""
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError
 
     token = get_token()
     try:
@@ -80,12 +80,11 @@ def _describe(reference: HfRef, endpoint: str) -> tuple[str | None, str, str, Ma
             else ""
         )
         raise DownloadError(f"{reference}: the hub answered {status}{hint}") from error
-    except (OfflineModeIsEnabled, OSError) as error:
-        raise DownloadError(f"{reference}: the hub cannot be reached: {str(error)[:160]}") from error
-    except Exception as error:  # the client's transport errors changed their base class between its versions
-        if type(error).__module__.split(".")[0] not in ("httpx", "httpcore", "requests"):
-            raise
-        raise DownloadError(f"{reference}: the hub cannot be reached: {str(error)[:160]}") from error
+    except Exception as error:
+        # Its transport has been requests, httpx and httpx2, whose errors share no base: whatever it is, the hub's
+        # description did not come.
+        reason = f"{type(error).__name__}: {str(error)[:160]}"
+        raise DownloadError(f"{reference}: the hub cannot be reached ({reason})") from error
     files = {}
     for sibling in info.siblings or ():
         lfs = sibling.lfs
