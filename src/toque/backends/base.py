@@ -61,6 +61,8 @@ class StepResult:
 
     ``logprobs`` float32[R]; ``top_ids`` int32[R,K] and ``top_logprobs`` float32[R,K], K the largest ``top`` of the
     batch, best first. Logprobs are log-softmax of the model's raw logits, before bias, penalties and temperature.
+    A row from which nothing can be sampled (every token removed by its mask, or logits that are no numbers) has token
+    -1 and is not recorded in its slot. Entries nobody asked for are 0 in ``logprobs``, -1 and -inf in the top arrays.
     """
 
     tokens: Int32

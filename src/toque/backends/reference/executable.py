@@ -152,7 +152,8 @@ class _Step:
 
     def gated_linear(self, node: Node, x: Float32) -> Float32:
         gate, up = self.linear(node, x)
-        return np.multiply(ops.activation(gate, node.attrs["act"]), up)
+        hidden: Float32 = np.multiply(ops.activation(gate, node.attrs["act"]), up)
+        return hidden
 
     def attention(self, node: Node, q: Float32, k: Float32, v: Float32) -> Float32:
         """Writes k and v [T, Hkv·D] into their blocks, then lets each token read what it may see."""

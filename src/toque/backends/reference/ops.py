@@ -91,11 +91,13 @@ def gelu(x: Float32, *, tanh: bool) -> Float32:
         curve = np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))
     else:
         curve = _erf(x * math.sqrt(0.5))
-    return np.multiply(0.5 * x, 1.0 + curve, dtype=np.float32)
+    out: Float32 = np.multiply(0.5 * x, 1.0 + curve, dtype=np.float32)
+    return out
 
 
 def soft_cap(x: Float32, cap: float) -> Float32:
-    return np.multiply(cap, np.tanh(x / cap), dtype=np.float32)
+    out: Float32 = np.multiply(cap, np.tanh(x / cap), dtype=np.float32)
+    return out
 
 
 def moe(

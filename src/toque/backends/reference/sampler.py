@@ -159,8 +159,9 @@ def log_softmax(logits: Float32) -> Float32:
     top = wide.max()
     if top == -np.inf:
         return np.full(len(logits), -np.inf, np.float32)
-    shifted: npt.NDArray[np.float64] = wide - top
-    return (shifted - np.log(np.sum(np.exp(shifted)))).astype(np.float32)
+    shifted = wide - top
+    logprobs: Float32 = (shifted - np.log(np.sum(np.exp(shifted)))).astype(np.float32)
+    return logprobs
 
 
 def top_alternatives(logits: Float32, count: int, valid_vocab: int) -> Int64:
