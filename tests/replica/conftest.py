@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from conftest_replica import Start
 from hypothesis import settings
 
+from replica.clients import Start
 from toque.routing.session import ReplicaSession
 
 settings.register_profile("wire", deadline=None, derandomize=True)  # the machine may be busy with other tests

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from conftest_replica import Start
 
+from replica.clients import Start
 from toque.proto import health_pb2
 from toque.proto import replica_pb2 as pb
 from toque.proto.messages import encode_abort

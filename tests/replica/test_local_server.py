@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest_replica import Start, collect, flat, request
 
+from replica.clients import Start, collect, flat, request
 from toque.errors import ConfigError
 from toque.proto.frames import MAX_TO_REPLICA, PREFACE, encode_frame
 from toque.proto.messages import encode_abort, encode_hello, encode_submit, parse_server_message, unpack

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from test_requests import Inbox
 
+from replica.clients import Inbox
 from toque.errors import EngineError, WireError
 from toque.proto import replica_pb2 as pb
 from toque.proto.messages import encode_hello, encode_submit, unpack

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 
+from replica.clients import Inbox
 from toque.errors import EngineError
 from toque.proto import replica_pb2 as pb
-from toque.proto.messages import decode_step, encode_submit, parse_client_message, parse_server_message
+from toque.proto.messages import encode_submit, parse_client_message
 from toque.replica import requests as table_module
 from toque.replica.fake import FAILS, REFUSED, FakeEngine
 from toque.replica.requests import Aborted, Ended, RequestTable, Session, Submitted
 from toque.types import EngineRequest, SamplingParams
-
-
-@dataclass
-class Inbox:
-    """A link that keeps what it is given, parsed."""
-
-    messages: list[pb.ServerMessage] = field(default_factory=list)
-
-    def send(self, payload: bytes) -> None:
-        self.messages.append(parse_server_message(payload))
-
-    def tokens(self, handle: int) -> list[int]:
-        steps = (decode_step(message.step, {}) for message in self.messages)
-        rows = (row for handles, outputs in steps for row in zip(handles, outputs, strict=True))
-        return [token for h, output in rows if h == handle for token in output.tokens]
-
-    @property
-    def errors(self) -> list[pb.RequestError]:
-        return [m.error for m in self.messages if m.WhichOneof("body") == "error"]
 
 
 def submitted(session: Session, handle: int, prompt: tuple[int, ...], **sampling: object) -> Submitted:

@@ -7,8 +7,8 @@ import signal
 import subprocess
 
 import pytest
-from conftest_replica import Start, collect, flat, request, until
 
+from replica.clients import Start, collect, flat, request, until
 from toque.errors import ContextLengthError, EngineError, PayloadTooLargeError, RequestError, UnavailableError
 from toque.replica.fake import BREAKS_STEP, FAILS, REFUSED
 from toque.routing.base import ReplicaState

@@ -20,14 +20,13 @@ def load(model: Path, options: EngineOptions, digest: str) -> Loaded:
 
     checkpoint = load_checkpoint(model)
     engine = load_engine(checkpoint, options)
-    context = options.context_length or checkpoint.config.context_length
     return Loaded(
         engine,
         pb.Model(
             architecture=checkpoint.config.architecture,
             parameters=checkpoint.parameters,
             quantization=checkpoint.quantization,
-            context_length=min(context, checkpoint.config.context_length),
+            context_length=engine.limits.context_length,
             vocab_size=checkpoint.config.vocab_size,
             digest=digest,
         ),

@@ -1,0 +1,153 @@
+"""A replica process around the real engine, with a toy model on the reference backend."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.parrot import END, make_parrot, parrot_vocab, script
+from replica.clients import collect, flat, until
+from toque.engine.loader import load_engine
+from toque.engine.options import EngineOptions
+from toque.errors import ContextLengthError, RequestError, UnavailableError
+from toque.fleet.local import LocalDeployment, replica_command
+from toque.routing.session import ReplicaSession
+from toque.types import EngineRequest, FinishReason, SamplingParams
+
+ENGINE = {"backend": "reference", "kv_blocks": 64, "max_sequences": 8}
+LOOP = {"a": "b", "b": "c", "c": "a", **script("?", ["yes", "!"])}
+VOCAB = parrot_vocab(LOOP)
+
+
+@pytest.fixture(scope="module")
+def parrot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_parrot(tmp_path_factory.mktemp("parrot"), LOOP, context_length=512)
+
+
+@pytest.fixture
+async def running(parrot: Path) -> AsyncIterator[LocalDeployment]:
+    deployment = LocalDeployment("m", replica_command(parrot, ENGINE), grace_s=5, log=lambda *_: None)
+    async with deployment:
+        await deployment.wait_ready(60)
+        yield deployment
+
+
+def request(name: str, *pieces: str, **sampling: object) -> EngineRequest:
+    sampling = {
+        "temperature": 0.0,
+        "max_tokens": 6,
+        "stop_token_ids": (VOCAB.id(END),),
+        **sampling,
+    }
+    return EngineRequest(name, tuple(VOCAB.id(p) for p in pieces), SamplingParams(**sampling))  # type: ignore[arg-type]
+
+
+async def test_answers_what_the_engine_answers_in_process(running: LocalDeployment, parrot: Path) -> None:
+    asked = [
+        request("1", "a"),
+        request("2", "b", max_tokens=9, logprobs=2),
+        request("3", "?", prompt_logprobs=0),
+    ]
+    asked += [request("4", "c", temperature=1.5, seed=7, logprobs=0), request("5", "a", "b", min_tokens=2)]
+    engine = load_engine(parrot, EngineOptions(**ENGINE))  # type: ignore[arg-type]
+    expected: dict[str, list[object]] = {r.request_id: [] for r in asked}
+    for one in asked:
+        engine.add(one)
+    while engine.has_work:
+        for output in engine.step():
+            output.queue_seconds = 0.0
+            expected[output.request_id].append(output)
+    engine.close()
+    answers = await asyncio.gather(*(collect(running.pool, one) for one in asked))
+    for one, answer in zip(asked, answers, strict=True):
+        for output in answer:
+            output.queue_seconds = 0.0
+        assert answer == expected[one.request_id]
+
+
+async def test_ends_at_the_end_of_text(running: LocalDeployment) -> None:
+    outputs = await collect(running.pool, request("r", "?"))
+    assert flat(outputs) == [VOCAB.id("yes"), VOCAB.id("!"), VOCAB.id(END)]
+    assert outputs[-1].finish_reason is FinishReason.STOP
+
+
+async def test_describes_what_the_engine_really_accepts(running: LocalDeployment) -> None:
+    card = running.pool.card
+    assert card is not None
+    assert (card.architecture, card.context_length) == ("llama", 512)
+    with pytest.raises(ContextLengthError, match="512"):
+        await collect(running.pool, request("long", *("a" for _ in range(512))))
+    with pytest.raises(RequestError, match="token id 9999"):
+        await collect(running.pool, EngineRequest("r", (9999,), SamplingParams()))
+
+
+async def test_abandoned_requests_free_their_blocks_within_a_second(running: LocalDeployment) -> None:
+    """Field case BR-048, at the level of the wire."""
+    streams = [running.pool.generate(request(str(i), "a", max_tokens=500)) for i in range(8)]
+    for stream in streams:
+        await anext(stream)
+    for stream in streams:
+        await stream.aclose()
+    await until(lambda: not running.pool.stats().running, 1)
+    for i in range(40):
+        await collect(running.pool, request(str(i), "a", max_tokens=1))
+    stats = running.pool.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "garbage"])
+async def test_a_damaged_model_is_named_to_the_user(parrot: Path, tmp_path: Path, damage: str) -> None:
+    model = shutil.copytree(parrot, tmp_path / "model")
+    weights = model / "model.safetensors"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif damage == "garbage":
+        weights.write_bytes(b"\xff" * 1000)
+    else:
+        weights.unlink()
+    async with LocalDeployment("m", replica_command(model, ENGINE), log=lambda *_: None) as deployment:
+        with pytest.raises(UnavailableError, match=r"m is dead: .*safetensors.*\(exit status 2\)"):
+            await deployment.wait_ready(60)
+
+
+async def test_a_bad_setting_is_named_to_the_user(parrot: Path) -> None:
+    command = replica_command(parrot, {**ENGINE, "context_length": 4096})
+    async with LocalDeployment("m", command, log=lambda *_: None) as deployment:
+        with pytest.raises(UnavailableError, match=r"context_length is 4096.*at most 512 tokens"):
+            await deployment.wait_ready(60)
+
+
+async def test_sigterm_finishes_what_runs(parrot: Path, run_folder: Path) -> None:
+    argv = [*replica_command(parrot, ENGINE)[1:], "--socket", str(run_folder / "s" / "r")]
+    process = await asyncio.create_subprocess_exec(sys.executable, *argv, stderr=asyncio.subprocess.DEVNULL)
+    session = ReplicaSession("r", str(run_folder / "s" / "r"))
+    session.start()
+    try:
+        await session.wait_ready(60)
+        answer = asyncio.create_task(collect(session, request("r", "a", max_tokens=100)))
+        await until(lambda: session.stats().running, 5)
+        process.send_signal(signal.SIGTERM)
+        assert len(flat(await answer)) == 100
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await session.close()
+
+
+def test_engine_options_become_flags_that_the_replica_understands(parrot: Path) -> None:
+    from dataclasses import asdict
+
+    from toque.replica.__main__ import _parser
+
+    options = EngineOptions(backend="reference", threads=1, step_target_ms=20.0, prefix_cache=False)
+    argv = [*replica_command(parrot, asdict(options))[3:], "--socket", "/x"]
+    parsed = vars(_parser().parse_args(argv))
+    assert {name: parsed[name] for name in asdict(options)} == asdict(options)
