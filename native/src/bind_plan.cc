@@ -277,6 +277,12 @@ void bind_plan(nb::module_& m) {
           "add_kv_layer",
           [](Model& self, int heads, int head_dim) { self.plan.kv().add_layer(heads, head_dim); }, "heads"_a,
           "head_dim"_a)
+      .def(
+          "act_kind",
+          [](const Model& self, const PackedMatrix& w) {
+            return static_cast<int>(self.kernels.act_kind(w.format));
+          },
+          "weight"_a, "Matrices with the same number read the same kind of activations.")
       .def_prop_ro("kv_bytes_per_block", [](Model& self) { return self.plan.kv().block_bytes(); })
       .def(
           "allocate_kv", [](Model& self, int blocks) { self.plan.kv().allocate(blocks); }, "blocks"_a)

@@ -1,0 +1,297 @@
+"""Lowers a graph, fused or not, to a native model: one native op per node, each bound to its buffers.
+
+The producer of a value writes it in the form its readers want: a norm or an attention whose only readers are linears
+writes packed activations and no floats at all. Where that does not work out (a reader that wants floats, two kinds of
+activations, heads that are not whole quantization groups), floats are written and packed by an op of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from toque import _native
+from toque.backends.base import BackendOptions
+from toque.backends.cpu.buffers import LINEAR_OPS, BufferPool, Place, Uses
+from toque.backends.cpu.weights import PackedWeights
+from toque.errors import UnsupportedModelError
+from toque.graph.ir import Graph, Node, RopeSpec, Value
+
+GROUP = 32  # values per scale of packed activations
+TILE = 16  # a head must be whole vectors
+
+Sink = tuple[_native.Rows | None, _native.ActBuffer | None]
+
+
+def matrices(graph: Graph) -> list[str]:
+    """The weights that are packed, in order of first use."""
+    packed = LINEAR_OPS | {"embed"}
+    return [name for node in graph.nodes if node.op in packed for name in node.weights]
+
+
+class Lowering:
+    """One pass over the nodes in order. Raises `UnsupportedModelError` for an op or a shape without a kernel."""
+
+    def __init__(
+        self, graph: Graph, weights: PackedWeights, model: _native.Model, options: BackendOptions
+    ) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._model = model
+        self._options = options
+        self._uses = Uses(graph)
+        self._pool = BufferPool(model)
+        self._places: dict[int, Place] = {}
+        self._ropes: dict[int, _native.RopeTable] = {}
+        self._readers: dict[int, list[_native.PackedMatrix]] = {}
+        for node in graph.nodes:
+            if node.op in LINEAR_OPS:
+                readers = self._readers.setdefault(node.inputs[0].id, [])
+                readers += [weights.matrix(name) for name in node.weights]
+
+    def run(self) -> None:
+        for kv in self._graph.kv:
+            if kv.head_dim % TILE:
+                raise UnsupportedModelError(
+                    f"head_dim must be a multiple of {TILE} on the cpu backend, got {kv.head_dim}",
+                    param="head_dim",
+                )
+            self._model.add_kv_layer(kv.n_kv_heads, kv.head_dim)
+        for index, node in enumerate(self._graph.nodes):
+            lower = _OPS.get(node.op)
+            if lower is None:
+                raise UnsupportedModelError(
+                    f"the cpu backend has no op {node.op!r}; it has {', '.join(_OPS)}", param=node.op
+                )
+            lower(self, index, node)
+            for value in {*node.inputs, *node.outputs}:
+                if self._uses.last(value) <= index and value.id in self._places:
+                    self._pool.release(self._places[value.id])
+            if node.op not in _MAY_SKIP_BARRIER:
+                self._pool.barrier()
+        self._finish()
+
+    def _finish(self) -> None:
+        output = self._graph.output
+        place = self._places[output.id]
+        rows = self._pool.rows(place, output.width)
+        if not place.per_row:
+            wanted = self._pool.rows(Place(per_row=True), output.width)
+            self._model.select_rows(rows, wanted)
+            rows = wanted
+        self._model.finish(rows, self._options.valid_vocab, self._options.max_sequences)
+
+    # Places
+
+    def _place(self, value: Value, *inputs: Value, per_row: bool = False) -> Place:
+        """A new place for a node's output, with rows like its inputs'."""
+        place = Place(per_row or any(self._places[x.id].per_row for x in inputs))
+        self._places[value.id] = place
+        return place
+
+    def _rows(self, value: Value) -> _native.Rows:
+        rows = self._places[value.id].rows
+        assert rows is not None, "a value that is read as rows is written as rows"
+        return rows
+
+    def _sink(self, value: Value, *, whole_groups: bool = True, private: bool = False) -> Sink:
+        """Where the producer of ``value`` writes. Call `_pack` with the same value after the op is added."""
+        place = self._places[value.id]
+        readers = self._readers.get(value.id, [])
+        direct = whole_groups and len({self._model.act_kind(reader) for reader in readers}) == 1
+        floats = self._uses.as_rows(value) or not direct
+        act = self._pool.act(place, readers[0], per_worker=private and not floats) if direct else None
+        return (self._pool.rows(place, value.width) if floats else None), act
+
+    def _pack(self, value: Value) -> None:
+        """Packs the rows of ``value`` for readers whose kind of activations its producer did not write."""
+        place = self._places[value.id]
+        for reader in self._readers.get(value.id, []):
+            if self._model.act_kind(reader) not in place.acts:
+                self._model.pack(self._pool.rows(place, value.width), self._pool.act(place, reader))
+
+    def _act(self, value: Value, reader: _native.PackedMatrix) -> _native.ActBuffer:
+        return self._places[value.id].acts[self._model.act_kind(reader)]
+
+    def _rope(self, spec: RopeSpec) -> _native.RopeTable:
+        if id(spec) not in self._ropes:
+            self._ropes[id(spec)] = _native.RopeTable(spec.inv_freq, spec.mscale)
+        return self._ropes[id(spec)]
+
+    def _bias(self, name: str) -> Any:
+        return self._weights.vector(name) if name else None
+
+    # Ops, in the order of the tables in graph/ir.py
+
+    def _to_rows(self, node: Node, add_op: Callable[[_native.Rows], None], *, per_row: bool = False) -> None:
+        """An op that only writes rows."""
+        output = node.outputs[0]
+        add_op(self._pool.rows(self._place(output, *node.inputs, per_row=per_row), output.width))
+        self._pack(output)
+
+    def _to_sink(self, node: Node, add_op: Callable[..., None], *, private: bool = False) -> None:
+        """An op that writes rows, packed activations, or both."""
+        output = node.outputs[-1]
+        self._place(output, *node.inputs)
+        add_op(*self._sink(output, private=private))
+        self._pack(output)
+
+    def embed(self, _: int, node: Node) -> None:
+        table = self._weights.matrix(node.weights[0])
+        self._to_rows(node, lambda out: self._model.embed(table, node.attrs["scale"], out))
+
+    def rms_norm(self, _: int, node: Node) -> None:
+        x, gain = self._rows(node.inputs[0]), self._weights.vector(node.weights[0])
+        eps, group = node.attrs["eps"], node.attrs.get("group", 0)
+        self._to_sink(node, lambda *out: self._model.rms_norm(x, gain, eps, group, *out), private=True)
+
+    def layer_norm(self, _: int, node: Node) -> None:
+        x = self._rows(node.inputs[0])
+        gain, bias = (self._weights.vector(name) for name in node.weights)
+        eps = node.attrs["eps"]
+        self._to_sink(node, lambda *out: self._model.layer_norm(x, gain, bias, eps, *out), private=True)
+
+    def add_rms_norm(self, _: int, node: Node) -> None:
+        a, b = (self._rows(value) for value in node.inputs)
+        total = node.outputs[0]
+        rows = self._pool.rows(self._place(total, *node.inputs), total.width)
+        gain, eps = self._weights.vector(node.weights[0]), node.attrs["eps"]
+        self._to_sink(node, lambda *out: self._model.add_rms_norm(a, b, gain, eps, rows, *out))
+        self._pack(total)
+
+    def linear(self, index: int, node: Node) -> None:
+        x, names, biases = node.inputs[0], node.weights, node.attrs["bias"]
+        if node.attrs.get("residual"):
+            self._residual_linear(index, node)
+            return
+        label = _label(names)
+        by_kind: dict[int, list[tuple[_native.PackedMatrix, Any, _native.Rows]]] = {}
+        for name, bias, output in zip(names, biases, node.outputs, strict=True):  # type: ignore[call-overload]
+            matrix = self._weights.matrix(name)
+            out = self._pool.rows(self._place(output, x), output.width)
+            by_kind.setdefault(self._model.act_kind(matrix), []).append((matrix, self._bias(bias), out))
+        for parts in by_kind.values():
+            packed, vectors, outs = (list(column) for column in zip(*parts, strict=True))
+            self._model.shared_linear(label, self._act(x, packed[0]), packed, vectors, outs)
+        for output in node.outputs:
+            self._pack(output)
+
+    def _residual_linear(self, index: int, node: Node) -> None:
+        """Adds into the residual's own buffer where nobody reads the old residual any more."""
+        (x, residual), (output,), (name,) = node.inputs, node.outputs, node.weights
+        (bias,) = node.attrs["bias"]  # type: ignore[misc]
+        matrix, old = self._weights.matrix(name), self._places[residual.id]
+        place = self._place(output, x)
+        in_place = self._uses.last(residual) <= index
+        if in_place:
+            place.rows, place.give_back = old.rows, old.give_back
+            old.give_back = []
+        out = self._pool.rows(place, output.width)
+        self._model.linear(_label(node.weights), self._act(x, matrix), matrix, self._bias(bias), out, in_place)
+        if not in_place:
+            self._model.add(self._rows(residual), out, out)
+        self._pack(output)
+
+    def gated_linear(self, _: int, node: Node) -> None:
+        x, output = node.inputs[0], node.outputs[0]
+        gate, up = (self._weights.matrix(name) for name in node.weights)
+        gate_bias, up_bias = (self._bias(name) for name in node.attrs["bias"])  # type: ignore[attr-defined]
+        act, label = node.attrs["act"], _label(node.weights)
+        self._place(output, x)
+        if self._model.act_kind(gate) == self._model.act_kind(up):
+            rows, packed = self._sink(output, whole_groups=output.width % GROUP == 0)
+            if rows is not None and packed is not None:  # the kernel writes one of them
+                self._places[output.id].acts.clear()
+                packed = None
+            self._model.gated_linear(
+                label, self._act(x, gate), gate, up, gate_bias, up_bias, act, rows, packed
+            )
+        else:
+            both = [Place(self._places[output.id].per_row) for _ in range(2)]
+            rows_of = [self._pool.rows(place, output.width) for place in both]
+            for matrix, bias, rows in zip((gate, up), (gate_bias, up_bias), rows_of, strict=True):
+                self._model.linear(label, self._act(x, matrix), matrix, bias, rows, False)
+            self._model.act_mul(act, *rows_of, *self._sink(output))
+            for place in both:
+                self._pool.release(place)
+        self._pack(output)
+
+    def rope(self, _: int, node: Node) -> None:
+        x, rope, head_dim = self._rows(node.inputs[0]), self._rope(node.attrs["rope"]), node.attrs["head_dim"]  # type: ignore[arg-type]
+        self._to_rows(node, lambda out: self._model.rotate(x, head_dim, rope, out))
+
+    def attention(self, _: int, node: Node) -> None:
+        attrs, output = node.attrs, node.outputs[0]
+        q, k, v = (self._rows(value) for value in node.inputs)
+        norms = [self._weights.vector(name) for name in node.weights] or [None, None]
+        rope = attrs.get("rope")
+        self._place(output, *node.inputs)
+        rows, act = self._sink(output, whole_groups=attrs["head_dim"] % GROUP == 0)  # type: ignore[operator]
+        self._model.attention(
+            q,
+            k,
+            v,
+            layer=attrs["layer"],
+            heads=attrs["n_heads"],
+            scale=attrs["scale"],
+            window=attrs["window"],
+            softcap=attrs["softcap"],
+            causal=attrs["causal"],
+            rope=None if rope is None else self._rope(rope),  # type: ignore[arg-type]
+            q_norm=norms[0],
+            k_norm=norms[1],
+            norm_eps=attrs.get("norm_eps", 0.0),
+            rows=rows,
+            act=act,
+        )
+        self._pack(output)
+
+    def act_mul(self, _: int, node: Node) -> None:
+        gate, up = (self._rows(value) for value in node.inputs)
+        self._to_sink(node, lambda *out: self._model.act_mul(node.attrs["act"], gate, up, *out))
+
+    def gelu(self, _: int, node: Node) -> None:
+        x, act = self._rows(node.inputs[0]), "gelu_tanh" if node.attrs["tanh"] else "gelu"
+        self._to_sink(node, lambda *out: self._model.activate(act, x, *out))
+
+    def add(self, _: int, node: Node) -> None:
+        a, b = (self._rows(value) for value in node.inputs)
+        self._to_rows(node, lambda out: self._model.add(a, b, out))
+
+    def scale(self, _: int, node: Node) -> None:
+        x = self._rows(node.inputs[0])
+        self._to_rows(node, lambda out: self._model.scale(x, node.attrs["by"], out))
+
+    def softcap(self, _: int, node: Node) -> None:
+        x = self._rows(node.inputs[0])
+        self._to_rows(node, lambda out: self._model.softcap(x, node.attrs["cap"], out))
+
+    def select_rows(self, _: int, node: Node) -> None:
+        x = self._rows(node.inputs[0])
+        self._to_rows(node, lambda out: self._model.select_rows(x, out), per_row=True)
+
+
+def _label(names: tuple[str, ...]) -> str:
+    """What the profile calls a linear: the weights' names without the layer."""
+    parts = [name.removesuffix(".weight").split(".") for name in names]
+    return "+".join(part[-1] for part in parts)
+
+
+_OPS: dict[str, Callable[[Lowering, int, Node], None]] = {
+    "embed": Lowering.embed,
+    "rms_norm": Lowering.rms_norm,
+    "layer_norm": Lowering.layer_norm,
+    "add_rms_norm": Lowering.add_rms_norm,
+    "linear": Lowering.linear,
+    "gated_linear": Lowering.gated_linear,
+    "rope": Lowering.rope,
+    "attention": Lowering.attention,
+    "rope_attention": Lowering.attention,
+    "act_mul": Lowering.act_mul,
+    "gelu": Lowering.gelu,
+    "add": Lowering.add,
+    "scale": Lowering.scale,
+    "softcap": Lowering.softcap,
+    "select_rows": Lowering.select_rows,
+}
+_MAY_SKIP_BARRIER = frozenset({"rms_norm", "layer_norm"})

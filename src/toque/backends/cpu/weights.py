@@ -1,0 +1,59 @@
+"""Packs a checkpoint's matrices, straight from its mapped file, into one arena of the native kernels' layout."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from toque import _native
+from toque.backends.base import Float32
+from toque.errors import UnsupportedModelError
+from toque.formats.checkpoint import TensorData
+from toque.formats.dequant import dequantize
+
+
+class PackedWeights:
+    """The packed form of the ``matrices`` named; vectors (norms, biases) stay float32 and are read on demand.
+
+    A matrix that is used twice (tied embeddings) is packed once. A type without a packed form raises
+    `UnsupportedModelError` naming the tensor.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorData], matrices: Collection[str], threads: int) -> None:
+        self._tensors = tensors
+        names = list(dict.fromkeys(matrices))
+        sizes = {name: self._packed_size(tensors[name]) for name in names}
+        self.arena = _native.Arena(sum(sizes.values()) + 64 * len(sizes))
+        self._packed = {name: self._pack(tensors[name], threads) for name in names}
+        for tensor in tensors.values():
+            _forget_pages(tensor)
+
+    def matrix(self, name: str) -> _native.PackedMatrix:
+        return self._packed[name]
+
+    def vector(self, name: str) -> Float32:
+        return np.ascontiguousarray(dequantize(self._tensors[name]).reshape(-1), np.float32)
+
+    @staticmethod
+    def _packed_size(tensor: TensorData) -> int:
+        try:
+            return _native.packed_size(tensor.dtype, *tensor.shape)
+        except ValueError as error:
+            raise UnsupportedModelError(f"{tensor.name} ({tensor.dtype}): {error}", param=tensor.name) from None
+
+    def _pack(self, tensor: TensorData, threads: int) -> _native.PackedMatrix:
+        raw = np.ascontiguousarray(tensor.raw)
+        return _native.pack(self.arena, tensor.dtype, raw, tensor.shape[1], tensor.row_order, threads)
+
+
+def _forget_pages(tensor: TensorData) -> None:
+    """Lets the kernel drop the file's pages from this process: only the packed copy is read from here on."""
+    owner: object = tensor.raw
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        owner.madvise(mmap.MADV_DONTNEED)
