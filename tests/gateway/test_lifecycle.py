@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -18,18 +17,9 @@ from toque.gateway.server import GatewayServer
 from toque.routing.base import ReplicaState
 from toque.routing.fake import Script
 
-from .world import Plan, World, build, events, served, spoken, texts, world
+from .world import Plan, World, build, events, served, soon, spoken, texts, world
 
 ENDLESS = Script(list(b"a" * 400), delay_s=0.02, hold=True)
-
-
-async def soon(condition: Callable[[], bool], seconds: float = 2.0) -> float:
-    """Seconds until the condition holds; fails when it does not within ``seconds``."""
-    started = time.perf_counter()
-    while not condition():
-        assert time.perf_counter() - started < seconds, "it did not happen in time"
-        await asyncio.sleep(0.005)
-    return time.perf_counter() - started
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -98,11 +88,14 @@ async def test_queued_tokens_are_bounded_too() -> None:
 
 
 async def test_streams_that_have_begun_do_not_fill_the_queue() -> None:
-    async with served(Plan(script=ENDLESS, flags={"limits.max_queued_requests": 1})) as w, w.client.stream(
-        "POST",
-        "/v1/completions",
-        json={"model": "parrot", "prompt": "x", "max_tokens": 400, "stream": True},
-    ) as answer:
+    async with (
+        served(Plan(script=ENDLESS, flags={"limits.max_queued_requests": 1})) as w,
+        w.client.stream(
+            "POST",
+            "/v1/completions",
+            json={"model": "parrot", "prompt": "x", "max_tokens": 400, "stream": True},
+        ) as answer,
+    ):
         await anext(answer.aiter_bytes())
         w.engine.script = spoken("ok")
         assert (await w.complete()).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -202,3 +203,12 @@ def texts(stream: Sequence[Any], index: int = 0) -> list[str]:
             if choice["index"] == index:
                 found.append(choice["delta"].get("content") if "delta" in choice else choice["text"])
     return [text for text in found if text is not None]
+
+
+async def soon(condition: Callable[[], bool], seconds: float = 2.0) -> float:
+    """Seconds until the condition holds; fails when it does not within ``seconds``."""
+    started = time.perf_counter()
+    while not condition():
+        assert time.perf_counter() - started < seconds, "it did not happen in time"
+        await asyncio.sleep(0.005)
+    return time.perf_counter() - started
