@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 
+import gguf
 import numpy as np
 import pytest
 import transformers
 
 from fixtures.checkpoints import prefill_logits
-from fixtures.hf import hf_logits, tiny
+from fixtures.hf import hf_checkpoint, hf_logits, tiny
 from toque.backends.base import BackendOptions
 from toque.backends.reference import ReferenceBackend
 from toque.errors import ModelError
-from toque.formats import load_checkpoint
+from toque.formats import dequantize, load_checkpoint
 from toque.graph.fuse import fuse
 from toque.models import build_graph
 
@@ -101,6 +102,44 @@ def test_older_spellings_of_the_rope_settings_mean_the_same(kind_key, tmp_path):
     config["rope_scaling"] = scaling
     (tmp_path / "config.json").write_text(json.dumps(config))
     np.testing.assert_allclose(run(tmp_path), hf_logits(model, TOKENS), atol=1e-3, rtol=0)
+
+
+def write_gguf(model, path, rope_factors=None):
+    """A llama as llama.cpp writes it: the two halves of each head of q and k interleaved."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for name, tensor in hf_checkpoint(model).tensors.items():
+        values = dequantize(tensor)
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(
+            name.split(".")[-2]
+        )
+        if heads:
+            values = values.reshape(heads, 2, -1, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_logits_of_a_gguf_file_equal_transformers(scaled, tmp_path):
+    """Field case BR-055: GGUF states llama3's scaling as a tensor of factors."""
+    scaling = LLAMA3 if scaled else {"rope_type": "default"}
+    model = make("Llama", rope_parameters={"rope_theta": 5e5} | scaling)
+    factors = 5e5 ** (-np.arange(0, 16, 2) / 16) / model.model.rotary_emb.inv_freq.numpy() if scaled else None
+    write_gguf(model, tmp_path / "model.gguf", factors)
+    np.testing.assert_allclose(run(tmp_path / "model.gguf"), hf_logits(model, TOKENS), atol=1e-3, rtol=0)
 
 
 def test_an_unknown_rope_scaling_is_a_load_error(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from toque.errors import FormatError, UnsupportedModelError
 from toque.formats.checkpoint import Checkpoint, TensorData
+from toque.formats.dequant import dequantize
 from toque.formats.fused import split_rows
 from toque.formats.gguf import GGUFFile, TensorEntry, ValueType, read_gguf
 from toque.formats.layout import check_architecture, check_config, check_tensors, dominant_type
@@ -83,6 +85,9 @@ def load_gguf(path: Path, architectures: Collection[str] | None = None) -> Check
     if architecture == "llama":
         tensors = {name: _uninterleaved(tensor, config) for name, tensor in tensors.items()}
     check_tensors(config, tensors)
+    if "rope_freqs.weight" in tensors:
+        factors = tuple(dequantize(tensors["rope_freqs.weight"]).tolist())
+        config = replace(config, extra={**config.extra, "rope_factors": factors})
     recipe = first.metadata.get("general.file_type")
     quantization = _RECIPES.get(recipe, "") if isinstance(recipe, int) else ""
     return Checkpoint(
