@@ -205,6 +205,17 @@ def test_a_request_whose_deadline_passed_ends_with_an_error() -> None:
     assert_clean(engine)
 
 
+def test_a_deadline_belongs_to_one_request_not_to_its_name() -> None:
+    now = [100.0]
+    engine = make_engine()
+    engine._clock = lambda: now[0]
+    engine.add(request("again", PROMPT, deadline=105.0))
+    drain(engine)
+    engine.add(request("again", PROMPT))
+    now[0] = 106.0
+    assert drain(engine)["again"].error is None
+
+
 def test_finished_deadlines_do_not_pile_up() -> None:
     engine = make_engine()
     for i in range(1000):
