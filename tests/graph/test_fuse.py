@@ -6,34 +6,12 @@ import numpy as np
 import pytest
 
 from fixtures.checkpoints import memory_checkpoint, prefill_logits, random_weights
+from fixtures.graphs import CONFIG, RandomRecorder, random_decoder
 from toque.backends.base import BackendOptions
 from toque.backends.reference import ReferenceBackend
 from toque.graph.fuse import fuse
-from toque.graph.recorder import Recorder
 from toque.graph.rope import rope_spec
 from toque.graph.shapes import weight_shapes
-from toque.types import ModelConfig
-
-CONFIG = ModelConfig("test", 1, 32, 2, 1, 16, 48, 40, 64)
-
-
-class AnyName:
-    """A collection that has every name: shapes, and from them weights, follow from what was recorded."""
-
-    def __iter__(self):
-        return iter(())
-
-    def __len__(self):
-        return 0
-
-    def __contains__(self, name):
-        return True
-
-
-class RandomRecorder(Recorder):
-    def __init__(self):
-        super().__init__(())
-        self._names = AnyName()
 
 
 def logits(graph, weights, tokens):
@@ -52,54 +30,6 @@ def assert_same_results(graph):
     tokens = [int(token) for token in np.random.default_rng(0).integers(0, 40, 40)]
     np.testing.assert_array_equal(logits(fused, weights, tokens), logits(graph, weights, tokens))
     return fused
-
-
-def random_decoder(random):
-    """A decoder whose every choice of structure is random: norms, biases, rope, windows, shared values."""
-    rec = RandomRecorder()
-
-    def flip():
-        return bool(random.integers(0, 2))
-
-    def bias(name):
-        return f"{name}.bias" if flip() else ""
-
-    x = rec.embed("table", 32, scale=float(random.choice([1.0, 5.5])))
-    ropes = [rope_spec(1e4, 16), rope_spec(1e4, 16), rope_spec(1e6, 8)]
-    for layer in range(2):
-        name = f"blk.{layer}"
-        h = rec.rms_norm(x, f"{name}.norm", eps=1e-5)
-        q = rec.linear(h, f"{name}.q", 32, bias=bias(f"{name}.q"))
-        k = rec.linear(h if flip() else x, f"{name}.k", 16, bias=bias(f"{name}.k"))
-        v = rec.linear(h, f"{name}.v", 16, bias=bias(f"{name}.v"))
-        q_norm, k_norm, q_rope, k_rope = (random.random() < 0.7 for _ in range(4))
-        if q_norm:
-            q = rec.rms_norm(q, f"{name}.q_norm", eps=1e-5, group=16)
-        if k_norm:
-            k = rec.rms_norm(k, f"{name}.k_norm", eps=float(random.choice([1e-5, 1e-3])), group=16)
-        rope = ropes[random.integers(0, 3)]
-        if q_rope:
-            q = rec.rope(q, head_dim=16, rope=rope)
-        if k_rope:
-            k = rec.rope(k, head_dim=16, rope=rope if flip() else ropes[random.integers(0, 3)])
-        softcap, window = float(random.choice([0.0, 5.0])), int(random.choice([0, 7]))
-        attended = rec.attention(
-            q, k, v, n_heads=2, n_kv_heads=1, head_dim=16, softcap=softcap, window=window
-        )
-        o = rec.linear(attended, f"{name}.o", 32, bias=bias(f"{name}.o"))
-        if flip():
-            o = rec.rms_norm(o, f"{name}.post_norm", eps=1e-5)
-        x = rec.add(x, o) if flip() else rec.add(o, x)
-        if flip():
-            x = rec.add(x, q)  # a second reader of a value that fusion would like to swallow
-        h = rec.rms_norm(x, f"{name}.ffn_norm", eps=1e-5)
-        gate = rec.linear(h, f"{name}.gate", 48, bias=bias(f"{name}.gate"))
-        up = rec.linear(h if flip() else x, f"{name}.up", 48, bias=bias(f"{name}.up"))
-        act = str(random.choice(["silu", "gelu_tanh", "gelu"]))
-        down = rec.linear(rec.act_mul(gate, up, act=act), f"{name}.down", 32)
-        x = rec.add(x, down if flip() else rec.add(down, rec.linear(up, f"{name}.extra", 32)))
-    x = rec.rms_norm(rec.select_rows(x), "out_norm", eps=1e-5)
-    return rec.finish(rec.softcap(rec.linear(x, "table", 40), cap=30.0))
 
 
 @pytest.mark.parametrize("seed", range(30))
