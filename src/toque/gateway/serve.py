@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toque.config import Settings, engine_flags
-from toque.errors import ConfigError
+from toque.errors import ConfigError, ModelError
 from toque.gateway.listen import bind
 
 if TYPE_CHECKING:
@@ -118,8 +118,12 @@ def _build(
 
     deployments: dict[str, Deployment] = {}
     for model in models:
-        checkpoint = load_checkpoint(model.path)
-        tokenizer = load_tokenizer(checkpoint)
+        try:
+            checkpoint = load_checkpoint(model.path)
+            tokenizer = load_tokenizer(checkpoint)
+            template = load_template(checkpoint, tokenizer)
+        except ModelError as error:
+            raise ModelError(f"cannot serve {model.path}: {error.message}", param=error.param) from error
         if tokenizer.degraded:
             logging.getLogger("toque.gateway").warning("model %s: %s", model.name, tokenizer.degraded)
         context = settings.engine.context_length or checkpoint.config.context_length
@@ -136,7 +140,7 @@ def _build(
             model.name,
             replicas[model.name].pool,
             tokenizer,
-            load_template(checkpoint, tokenizer),
+            template,
             card,
             settings.limits,
         )
