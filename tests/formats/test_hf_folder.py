@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import shutil
 import struct
 from collections.abc import Callable
@@ -485,3 +486,23 @@ def test_a_weight_of_another_dtype_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     write_header(tmp_path / "model.safetensors", {"model.norm.weight": entry("I32", [4])}, bytes(16))
     assert "model.norm.weight" in refused(tmp_path, error=UnsupportedModelError).message
+
+
+def test_random_damage_never_ends_in_another_error(tmp_path: Path) -> None:
+    _, folder = saved(tmp_path / "model")
+    path = folder / "model.safetensors"
+    good = path.read_bytes()
+    end = 8 + int.from_bytes(good[:8], "little")
+    rng = random.Random(3)
+    loaded = 0
+    for _ in range(300):
+        mutated = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            mutated[rng.randrange(end)] = rng.choice(b'0159-.,:[]{}" \x00\xff')
+        path.write_bytes(mutated)
+        try:
+            load_checkpoint(folder)
+            loaded += 1
+        except ModelError:
+            pass
+    assert loaded < 300

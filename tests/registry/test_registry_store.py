@@ -325,8 +325,11 @@ def test_resolve_takes_a_path_as_it_is(world: SimpleNamespace, tmp_path: Path, m
     assert visible(world.store) == []
 
 
-def test_resolve_pulls_what_is_not_there(world: SimpleNamespace) -> None:
+def test_resolve_pulls_what_is_not_there(world: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "toque.registry")
     assert world.store.resolve(REF).exists()
+    lines = [record.getMessage() for record in caplog.records if "downloading" in record.getMessage()]
+    assert 1 < len(lines) <= 5
     assert world.store.resolve(REF) == world.store.path(REF)
 
 

@@ -45,7 +45,8 @@ class TokenizerSource(Protocol):
 class Checkpoint:
     """A model that has been read and checked but not loaded. The files stay open while it lives.
 
-    ``metadata`` is the GGUF key/value table, or ``{}``; ``folder`` is the safetensors folder, or None.
+    ``metadata`` is the GGUF key/value table, or ``{}``: Python scalars, numpy arrays for arrays of numbers, and
+    `toque.formats.strings.StringArray` for arrays of strings. ``folder`` is the safetensors folder, or None.
     """
 
     path: Path

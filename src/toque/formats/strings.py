@@ -13,6 +13,7 @@ import codecs
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
@@ -46,9 +47,8 @@ class StringArray(Sequence[str]):
         """All of them, as one list that is kept: do not change it."""
         if self._strings is None:
             data = bytes(self._data)
-            begins = (self._starts + 8).tolist()
-            ends = [*self._starts[1:].tolist(), len(data)]
-            self._strings = [data[a:b].decode() for a, b in zip(begins, ends, strict=True)]
+            starts = self._starts.tolist()
+            self._strings = [data[a + 8 : b].decode() for a, b in pairwise([*starts, len(data)])]
         return self._strings
 
     def __len__(self) -> int:

@@ -34,7 +34,7 @@ from toque.registry.names import (
     check_name,
     parse_reference,
 )
-from toque.registry.progress import Progress, Report, silent
+from toque.registry.progress import LogProgress, Progress, Report, silent
 from toque.registry.record import ModelRecord, StoredFile, dump, load
 from toque.registry.sources.base import Fetch, Fetched, plain
 
@@ -61,14 +61,17 @@ class Store:
         self.home = (default_home() if home is None else Path(home)).absolute()
         self._catalog = catalogs.builtin() if catalog is None else catalog
 
-    def resolve(self, reference: str, report: Report = silent) -> Path:
-        """What to load for a catalog name, a source URI, or a path that exists; pulled first if need be."""
+    def resolve(self, reference: str, report: Report | None = None) -> Path:
+        """What to load for a catalog name, a source URI, or a path that exists; pulled first if need be.
+
+        Without a ``report`` a download is told to the log. Raises as `pull`.
+        """
         if reference.startswith("file:"):
             reference = reference.removeprefix("file:")
         path = Path(reference).expanduser()
         if ("/" in reference or reference.endswith(".gguf") or ":" not in reference) and path.exists():
             return path.absolute()
-        return self.pull(reference, report)
+        return self.pull(reference, LogProgress(log) if report is None else report)
 
     def pull(self, reference: str, report: Report = silent, *, name: str | None = None) -> Path:
         """Bring a model into the store, unless it is there, and return the file or folder to load.
