@@ -8,6 +8,7 @@ SentencePiece vocabularies write a space as ``▁`` and a byte without a token o
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from enum import Enum
 
 SPACE = "\u2581"  # ▁
@@ -53,3 +54,13 @@ def sentencepiece_bytes(token: str) -> bytes:
     if byte is not None:
         return bytes([byte])
     return token.replace(SPACE, " ").encode("utf-8", "surrogatepass")
+
+
+def coverage(vocab: Container[str]) -> tuple[bool, str]:
+    """Whether every character gives a byte-level token, and the ASCII characters that give none.
+
+    A vocabulary may lack bytes that its training text never had; the library drops those. All other characters end in
+    a byte of 0x80 to 0xBF, so with these present each gives something.
+    """
+    complete = all(CHARACTER_OF[byte] in vocab for byte in range(0x80, 0xC0))
+    return complete, "".join(chr(byte) for byte in range(0x80) if CHARACTER_OF[byte] not in vocab)

@@ -8,13 +8,15 @@ file was converted from.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from toque.errors import FormatError, UnsupportedModelError
-from toque.text.byte_alphabet import BYTE_OF, SPACE, ByteCoding
+from toque.text.byte_alphabet import SPACE, ByteCoding, coverage
 from toque.text.end_tokens import turn_end_ids
 from toque.text.pre_tokenizers import Splitting, splitting_of
 from toque.text.spm_merges import merges_by_score
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Types = npt.NDArray[np.float64]  # one TokenType a token
+
 _KEY = "tokenizer.ggml."
+_FIRST = 1e9  # above any score
 
 
 class TokenType(IntEnum):
@@ -63,27 +68,26 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             log.warning("%s", degraded)
         backend = _byte_level(tokens, types, _strings(metadata, "merges"), splitting)
         coding, strip, add_bos = ByteCoding.BYTE_LEVEL, False, splitting.add_bos
-        complete = set(BYTE_OF) <= set(tokens)
+        complete, dropped = coverage(set(tokens))
     elif kind == "llama":
         degraded = None
         prefix = _flag(metadata, "add_space_prefix", True)
         backend = _sentencepiece(tokens, types, _scores(metadata, len(tokens)), named["unk_token"], prefix)
         coding, strip, add_bos = ByteCoding.BYTE_FALLBACK, prefix, True
-        complete = sum(kind == TokenType.BYTE for kind in types) == 256
+        dropped = ""
+        complete = len(_of_type(types, TokenType.BYTE)) == 256
     else:
         raise UnsupportedModelError(
             f"tokenizer.ggml.model {str(kind)[:40]!r} is not supported; supported are gpt2 and llama",
             param=_KEY + "model",
         )
-    special = {index for index, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)}
+    special = set(_of_type(types, TokenType.CONTROL)) | set(_of_type(types, TokenType.UNKNOWN))
     special.update(token for token in (*named.values(), *turn_ends) if token is not None)
     _add_tokens(backend, tokens, types, special, coding)
 
     template = metadata.get("tokenizer.chat_template")
     ends = {token for token in (named["eos_token"], *turn_ends) if token is not None}
-    marked = {tokens[i]: i for i in special} | {
-        t: i for i, t in enumerate(tokens) if types[i] == TokenType.USER_DEFINED
-    }
+    marked = {tokens[index]: index for index in (*special, *_of_type(types, TokenType.USER_DEFINED))}
     ends |= turn_end_ids(marked, template if isinstance(template, str) else "")
     bos = named["bos_token"]
     add_bos = bos is not None and _flag(metadata, "add_bos_token", add_bos)
@@ -98,17 +102,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         strip_first_space=strip,
         special_texts={name: tokens[token] for name, token in named.items() if token is not None},
         longest_token=max(map(len, tokens)) if complete else 0,
+        dropped=dropped,
         degraded=degraded,
     )
 
 
 def _byte_level(
-    tokens: Sequence[str], types: Sequence[int], merge_lines: Sequence[str], splitting: Splitting
+    tokens: Sequence[str], types: Types, merge_lines: Sequence[str], splitting: Splitting
 ) -> Backend:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocab = _vocabulary(tokens, types)
-    merges = [tuple(line.split(" ")) for line in merge_lines]
+    merges = [line.partition(" ")[::2] for line in merge_lines]  # (left, right)
     backend = Tokenizer(_bpe(models.BPE, vocab, merges, ignore_merges=splitting.ignore_merges))
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.single_digits else []
     steps += [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splitting.patterns]
@@ -121,30 +126,24 @@ def _byte_level(
 
 
 def _sentencepiece(
-    tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], unknown: int | None, prefix: bool
+    tokens: Sequence[str], types: Types, scores: npt.NDArray[np.float64], unknown: int | None, prefix: bool
 ) -> Backend:
     """SentencePiece writes ``▁`` for a space and, with ``prefix``, one before the text (and after a special token)."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     # Converters store runs of spaces as user-defined tokens spelled with real spaces; to the model they are runs of ▁,
-    # and they were merged before everything else, shortest first.
-    runs = {
-        i: SPACE * len(t)
-        for i, t in enumerate(tokens)
-        if types[i] == TokenType.USER_DEFINED and _is_spaces(t)
-    }
-    if runs:
-        tokens = list(tokens)
-        for index, spelled in runs.items():
-            tokens[index] = spelled
+    # and they are merged before everything else, in the order of the file (Gemma has up to 31 spaces).
+    # and they are merged before everything else, in the order of the file (Gemma has up to 31 spaces).
+    defined = _of_type(types, TokenType.USER_DEFINED)
+    tokens = list(tokens)
+    for index in defined:
+        if _is_spaces(tokens[index]):
+            tokens[index] = SPACE * len(tokens[index])
     vocab = _vocabulary(tokens, types)
-    first = math.inf
-    scored = [
-        (token, first if kind == TokenType.USER_DEFINED else score)
-        for token, kind, score in zip(tokens, types, scores, strict=True)
-        if kind in (TokenType.NORMAL, TokenType.USER_DEFINED) and len(token) > 1
-    ]
-    merges = merges_by_score(vocab, scored)
+    ranks = scores.copy()
+    ranks[defined] = _FIRST - np.asarray(defined, dtype=np.float64)
+    joined = np.flatnonzero((types == TokenType.NORMAL) | (types == TokenType.USER_DEFINED))
+    merges = merges_by_score(vocab, [tokens[i] for i in joined.tolist()], ranks[joined])
     unk = tokens[unknown] if unknown is not None else None
     backend = Tokenizer(_bpe(models.BPE, vocab, merges, unk_token=unk, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", SPACE)
@@ -155,7 +154,7 @@ def _sentencepiece(
 
 
 def _add_tokens(
-    backend: Backend, tokens: Sequence[str], types: Sequence[int], special: set[int], coding: ByteCoding
+    backend: Backend, tokens: Sequence[str], types: Types, special: set[int], coding: ByteCoding
 ) -> None:
     """Make special tokens and user-defined ones match as a whole in the text."""
     from tokenizers import AddedToken
@@ -167,8 +166,8 @@ def _add_tokens(
         [AddedToken(tokens[i], special=True, normalized=False) for i in sorted(special)]
     )
     plain = []
-    for index, kind in enumerate(types):
-        if kind != TokenType.USER_DEFINED or index in special:
+    for index in _of_type(types, TokenType.USER_DEFINED):
+        if index in special:
             continue
         if not tokens[index]:
             raise FormatError(f"the user-defined token {index} is empty", field=_KEY + "tokens")
@@ -189,17 +188,22 @@ def _bpe(
         ) from error
 
 
-def _vocabulary(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
-    if TokenType.UNUSED in types:  # padding rows of the embedding: no text gives them
-        return {token: i for i, token in enumerate(tokens) if types[i] != TokenType.UNUSED}
-    return {token: i for i, token in enumerate(tokens)}
+def _vocabulary(tokens: Sequence[str], types: Types) -> dict[str, int]:
+    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
+    for index in _of_type(types, TokenType.UNUSED):  # padding rows of the embedding: no text gives them
+        if vocab.get(tokens[index]) == index:
+            del vocab[tokens[index]]
+    return vocab
 
 
-def _known(types: Sequence[int]) -> int:
-    known = len(types)
-    while known and types[known - 1] == TokenType.UNUSED:
-        known -= 1
-    return known
+def _known(types: Types) -> int:
+    used = np.flatnonzero(types != TokenType.UNUSED)
+    return int(used[-1]) + 1 if len(used) else 0
+
+
+def _of_type(types: Types, kind: TokenType) -> list[int]:
+    found: list[int] = np.flatnonzero(types == kind).tolist()
+    return found
 
 
 def _is_spaces(token: str) -> bool:
@@ -210,36 +214,35 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     values = metadata.get(_KEY + key)
     if values is None:
         raise FormatError("missing", field=_KEY + key)
-    values = list(values)
-    if not all(type(value) is str for value in values):
+    strings = list(values)
+    if not set(map(type, strings)) <= {str}:
         raise FormatError("must be an array of strings", field=_KEY + key)
-    return values
+    return strings
 
 
-def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
-    values = metadata.get(_KEY + "token_type")
-    if values is None:
-        return [TokenType.NORMAL] * count
-    return [int(value) for value in _numbers(values, "token_type", count)]
+def _types(metadata: Mapping[str, Any], count: int) -> Types:
+    if metadata.get(_KEY + "token_type") is None:
+        return np.full(count, TokenType.NORMAL, dtype=np.float64)
+    return _numbers(metadata, "token_type", count)
 
 
-def _scores(metadata: Mapping[str, Any], count: int) -> list[float]:
-    values = metadata.get(_KEY + "scores")
-    if values is None:
-        raise FormatError("missing", field=_KEY + "scores")
-    scores = [float(value) for value in _numbers(values, "scores", count)]
-    if any(map(math.isnan, scores)):
+def _scores(metadata: Mapping[str, Any], count: int) -> npt.NDArray[np.float64]:
+    scores = _numbers(metadata, "scores", count)
+    if np.isnan(scores).any():
         raise FormatError("holds NaN", field=_KEY + "scores")
     return scores
 
 
-def _numbers(values: Any, key: str, count: int) -> list[Any]:
-    numbers: list[Any] = values.tolist() if hasattr(values, "tolist") else list(values)
-    if len(numbers) != count:
-        raise FormatError(f"has {len(numbers)} entries for {count} tokens", field=_KEY + key)
-    if not all(isinstance(value, int | float) for value in numbers):
-        raise FormatError("must be an array of numbers", field=_KEY + key)
-    return numbers
+def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> npt.NDArray[np.float64]:
+    values = metadata.get(_KEY + key)
+    if values is None:
+        raise FormatError("missing", field=_KEY + key)
+    if len(values) != count:
+        raise FormatError(f"has {len(values)} entries for {count} tokens", field=_KEY + key)
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise FormatError("must be an array of numbers", field=_KEY + key) from error
 
 
 def _token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:

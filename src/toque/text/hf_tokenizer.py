@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toque.errors import FormatError, UnsupportedModelError
-from toque.text.byte_alphabet import BYTE_OF, ByteCoding
+from toque.text.byte_alphabet import ByteCoding, coverage
 from toque.text.end_tokens import turn_end_ids
 from toque.text.hf_files import read_json, read_text
 from toque.text.tokenizer import Tokenizer
@@ -56,6 +56,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     ends |= turn_end_ids(marked, template if isinstance(template, str) else _jinja(folder))
     coding = _coding(described)
     vocab = backend.get_vocab(with_added_tokens=True)
+    longest, dropped = _longest(coding, vocab, added.values())
     bos = named.get("bos_token")
     return Tokenizer(
         backend,
@@ -66,7 +67,8 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         bos_id=backend.token_to_id(bos) if bos else None,
         strip_first_space=_strips_first_space(described),
         special_texts=named,
-        longest_token=_longest(coding, vocab, added.values()),
+        longest_token=longest,
+        dropped=dropped,
     )
 
 
@@ -149,12 +151,12 @@ def _strips_first_space(described: dict[str, Any]) -> bool:
     return bool(strip) and strip[0].get("content") == " " and strip[0].get("start") == 1
 
 
-def _longest(coding: ByteCoding, vocab: dict[str, int], added: Any) -> int:
+def _longest(coding: ByteCoding, vocab: dict[str, int], added: Any) -> tuple[int, str]:
     if any(token.lstrip or token.rstrip for token in added):  # these take any number of spaces with them
-        return 0
-    complete = {
-        ByteCoding.BYTE_LEVEL: set(BYTE_OF),
-        ByteCoding.BYTE_FALLBACK: {f"<0x{byte:02X}>" for byte in range(256)},
-        ByteCoding.OTHER: {""},
-    }[coding]
-    return max(map(len, vocab)) if complete <= vocab.keys() else 0
+        return 0, ""
+    if coding is ByteCoding.OTHER:
+        return 0, ""
+    complete, dropped = coverage(vocab)
+    if coding is ByteCoding.BYTE_FALLBACK:
+        complete, dropped = all(f"<0x{byte:02X}>" in vocab for byte in range(256)), ""
+    return (max(map(len, vocab)) if complete else 0), dropped

@@ -2,30 +2,87 @@
 
 SentencePiece stores no merge list: it joins the two neighbours whose joined piece has the best score. A merge list with
 one entry per way to cut a piece into two pieces, ordered by the piece's score, gives the same result.
+
+A vocabulary of 262,144 pieces has 1.3 million cuts. They are sieved with a hash of every substring, computed for all at
+once; what passes is checked against the vocabulary itself, so a collision costs a look-up and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
+_MIX = 0xD6E8FEB86659FD93
+
+_Hashes = npt.NDArray[np.uint64]
 
 
-def merges_by_score(vocab: Mapping[str, int], scored: Iterable[tuple[str, float]]) -> list[tuple[str, str]]:
-    """Merges for the pieces of ``scored`` (piece, score), best first.
+def merges_by_score(
+    vocab: Mapping[str, int], pieces: Sequence[str], scores: Sequence[float] | npt.NDArray[np.float64]
+) -> list[tuple[str, str]]:
+    """Merges that give ``pieces``, best score first.
 
     Pieces of equal score are ordered by the length of the left part, then of the right part, longest first, then as
-    they came: the order in which Hugging Face's converters write them.
+    they came: the order in which Hugging Face's converters write them. Both parts are in ``vocab``.
     """
-    merges: list[tuple[str, str]] = []
-    best_first = sorted(scored, key=lambda entry: -entry[1])
-    for _, group in groupby(best_first, key=lambda entry: entry[1]):
-        pairs = [
-            (piece[:cut], piece[cut:])
-            for piece, _ in group
-            for cut in range(len(piece) - 1, 0, -1)
-            if piece[:cut] in vocab and piece[cut:] in vocab
-        ]
-        if len(pairs) > 1:
-            pairs.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
-        merges.extend(pairs)
+    if not pieces:
+        return []
+    lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
+    ends = np.cumsum(lengths)
+    hashes = _SubstringHashes("".join(pieces))
+    # Every place inside a piece, as (piece, place).
+    places = np.arange(ends[-1])
+    owners = np.repeat(np.arange(len(pieces)), lengths)
+    inside = places != np.repeat(ends - lengths, lengths)
+    owners, places = owners[inside], places[inside]
+    known = np.sort(_whole_hashes(list(vocab)))
+    for side in ("left", "right"):
+        begin, end = (ends[owners] - lengths[owners], places) if side == "left" else (places, ends[owners])
+        hit = _among(hashes.of(begin, end), known)
+        owners, places = owners[hit], places[hit]
+    left = places - (ends[owners] - lengths[owners])
+    right = lengths[owners] - left
+    order = np.lexsort((-right, -left, -np.asarray(scores, dtype=np.float64)[owners]))
+    merges = []
+    for owner, cut in zip(owners[order].tolist(), left[order].tolist(), strict=True):
+        piece = pieces[owner]
+        pair = (piece[:cut], piece[cut:])
+        if pair[0] in vocab and pair[1] in vocab:
+            merges.append(pair)
     return merges
+
+
+class _SubstringHashes:
+    """Polynomial hashes, modulo 2**64, of any substrings of one text."""
+
+    def __init__(self, text: str) -> None:
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
+        powers = _powers(_BASE, len(codes))
+        self._inverse = _powers(pow(_BASE, -1, 1 << 64), len(codes) + 1)
+        self._sums = np.zeros(len(codes) + 1, dtype=np.uint64)
+        np.cumsum((codes + np.uint64(1)) * np.uint64(_MIX) * powers, out=self._sums[1:])
+
+    def of(self, begin: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> _Hashes:
+        hashes: _Hashes = (self._sums[end] - self._sums[begin]) * self._inverse[begin]
+        return hashes
+
+
+def _whole_hashes(texts: list[str]) -> _Hashes:
+    ends = np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
+    return _SubstringHashes("".join(texts)).of(np.concatenate(([0], ends[:-1])), ends)
+
+
+def _powers(base: int, count: int) -> _Hashes:
+    factors = np.full(count, base, dtype=np.uint64)
+    factors[:1] = 1
+    return np.cumprod(factors)
+
+
+def _among(hashes: _Hashes, known: _Hashes) -> npt.NDArray[np.bool_]:
+    at = np.searchsorted(known, hashes)
+    at[at == len(known)] = 0
+    hits: npt.NDArray[np.bool_] = known[at] == hashes
+    return hits

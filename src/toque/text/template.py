@@ -65,7 +65,13 @@ class ChatTemplate:
             )
         compiled = self._choose(tools is not None)
         chat = normal_messages(messages, compiled.habits)
-        final = _open_final(chat, compiled.source) if continue_final_message else None
+        final = None
+        if continue_final_message:
+            if not messages or messages[-1].get("content") is None:
+                raise TemplateError(
+                    "continue_final_message needs a last message with content", param="messages"
+                )
+            final = _open_final(chat, compiled.source)
         variables = {
             **self.special_texts,
             **plain_data(dict(extra or {})),
@@ -104,12 +110,12 @@ def load_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate 
 
 def _open_final(chat: list[Message], source: str) -> str:
     """Mark the end of the last message's text, so that what the template puts after it can be cut off again."""
-    if not chat:
-        raise TemplateError("continue_final_message needs a message to continue", param="messages")
     last = chat[-1]
-    content = last.get("content")
-    if content is None or "content" not in source:
-        raise TemplateError("continue_final_message needs content in the last message", param="messages")
+    content = last["content"]
+    if "content" not in source:
+        raise TemplateError(
+            "the chat template writes no content, so nothing can be continued", param="messages"
+        )
     if isinstance(content, str):
         last["content"] = content + CONTINUE_TAG
         return content

@@ -13,7 +13,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
@@ -79,6 +79,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             elif isinstance(owner, int | float | bytes):
                 budget.check_arguments([*args, *kwargs.values()])
         return budget.checked(super().call(__context, __obj, *args, **kwargs))
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """jinja2 would give an undefined value, which prints as nothing; an attempt is an error here."""
+        raise SecurityError(f"access to attribute {attribute[:40]!r} of a {type(obj).__name__} is unsafe")
 
     # Called from the rewritten tree.
 

@@ -49,6 +49,7 @@ class Tokenizer:
         strip_first_space: bool = False,
         special_texts: Mapping[str, str] | None = None,
         longest_token: int = 0,
+        dropped: str = "",
         degraded: str | None = None,
     ) -> None:
         self._backend = backend
@@ -64,7 +65,8 @@ class Tokenizer:
         self.degraded = degraded
         self.bos_text = self.special_texts.get("bos_token", "")
         self.add_bos = bos_id is not None and self.encode("", add_special=True)[:1] == [bos_id]
-        self._longest_token = longest_token
+        self._longest_token = longest_token  # characters; 0: unknown
+        self._dropped = dropped  # characters that give no token at all
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Token ids of a text. Releases the GIL; time grows with the length. Lone surrogates raise RequestError."""
@@ -118,11 +120,12 @@ class Tokenizer:
         """A lower bound of ``len(encode(text))`` at no cost, to refuse a prompt that cannot fit before encoding it.
 
         No token covers more characters than the longest one, and normalisation (NFC) makes at most four characters
-        one. 0 where nothing can be promised, as with a vocabulary that drops unknown characters.
+        one. 0 where nothing can be promised, as with a vocabulary that makes one token of many unknown characters.
         """
         if not self._longest_token:
             return 0
-        return -(-len(text) // (4 * self._longest_token))
+        kept = len(text) - sum(map(text.count, self._dropped))
+        return -(-kept // (4 * self._longest_token))
 
     def _spelling(self, token: int) -> str | None:
         if not 0 <= token < self.vocab_size:
