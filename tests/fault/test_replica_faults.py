@@ -174,7 +174,7 @@ async def test_closing_lets_streams_finish_and_leaves_nothing_behind() -> None:
 
 
 PARENT = """
-import asyncio, sys
+import asyncio, sys, uvloop
 from toque.fleet.local import LocalDeployment
 
 async def main():
@@ -184,7 +184,7 @@ async def main():
         print(running.pool.session(entry.replica_id, entry.epoch).pid, flush=True)
         await asyncio.sleep(60)
 
-asyncio.run(main())
+uvloop.run(main())
 """
 
 

@@ -15,7 +15,9 @@ from hypothesis import settings
 from replica.clients import Start
 from toque.routing.session import ReplicaSession
 
-settings.register_profile("wire", deadline=None, derandomize=True)  # the machine may be busy with other tests
+settings.register_profile(
+    "wire", deadline=None, derandomize=True, max_examples=60
+)  # the machine may be busy with other tests
 settings.load_profile("wire")
 
 

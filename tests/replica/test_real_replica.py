@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from fixtures.parrot import END, make_parrot, parrot_vocab, script
 from replica.clients import collect, flat, until
@@ -30,7 +31,7 @@ def parrot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_parrot(tmp_path_factory.mktemp("parrot"), LOOP, context_length=512)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(parrot: Path) -> AsyncIterator[LocalDeployment]:
     deployment = LocalDeployment("m", replica_command(parrot, ENGINE), grace_s=5, log=lambda *_: None)
     async with deployment:
@@ -48,6 +49,7 @@ def request(name: str, *pieces: str, **sampling: object) -> EngineRequest:
     return EngineRequest(name, tuple(VOCAB.id(p) for p in pieces), SamplingParams(**sampling))  # type: ignore[arg-type]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_answers_what_the_engine_answers_in_process(running: LocalDeployment, parrot: Path) -> None:
     asked = [
         request("1", "a"),
@@ -71,12 +73,14 @@ async def test_answers_what_the_engine_answers_in_process(running: LocalDeployme
         assert answer == expected[one.request_id]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_ends_at_the_end_of_text(running: LocalDeployment) -> None:
     outputs = await collect(running.pool, request("r", "?"))
     assert flat(outputs) == [VOCAB.id("yes"), VOCAB.id("!"), VOCAB.id(END)]
     assert outputs[-1].finish_reason is FinishReason.STOP
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_describes_what_the_engine_really_accepts(running: LocalDeployment) -> None:
     card = running.pool.card
     assert card is not None
@@ -87,6 +91,7 @@ async def test_describes_what_the_engine_really_accepts(running: LocalDeployment
         await collect(running.pool, EngineRequest("r", (9999,), SamplingParams()))
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_abandoned_requests_free_their_blocks_within_a_second(running: LocalDeployment) -> None:
     """Field case BR-048, at the level of the wire."""
     streams = [running.pool.generate(request(str(i), "a", max_tokens=500)) for i in range(8)]

@@ -78,7 +78,8 @@ class Supervisor:
             self._task.cancel()
             await asyncio.wait([self._task])
         self._say(ReplicaState.DRAINING, "shutting down")
-        await self._placement.stop(self.entry.replica_id, self._epoch, grace_s)
+        # A moment more than it gives itself: it ends what is left of its requests with an error of its own.
+        await self._placement.stop(self.entry.replica_id, self._epoch, grace_s + 1.0 if grace_s else 0.0)
         self._say(ReplicaState.DEAD, "shut down")
 
     def stir(self) -> None:

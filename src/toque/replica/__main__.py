@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from toque.replica.process import EXIT_REFUSED, Loaded, ReplicaOptions, run
 
 def load(model: Path, options: EngineOptions, digest: str) -> Loaded:
     """Reads the model and makes its engine. Heavy imports happen here, after the socket is listening."""
+    # numpy's BLAS starts a thread per core as it is imported, which then spin beside the backend's own.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from toque.engine.loader import load_engine
     from toque.formats import load_checkpoint
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from toque.errors import EngineError
 from toque.fleet.placement.base import PARENT_PID, Event, EventKind, Node, Observed, ReplicaSpec
@@ -24,11 +25,23 @@ def log_to_stderr(replica_id: str, line: str) -> None:
     print(f"[{replica_id}] {line}", file=sys.stderr, flush=True)
 
 
+def log_to_folder(folder: Path) -> Log:
+    """Appends to ``<replica id>.log`` there; the folder is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def log(replica_id: str, line: str) -> None:
+        with (folder / f"{replica_id}.log").open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    return log
+
+
 class LocalPlacement:
     """Each replica leads a session and a process group of its own, so that a terminal's Ctrl-C is ours to handle and
     `stop` ends everything it may have started. What it prints goes to ``log``, line by line.
 
-    A replica given PARENT_PID is killed by the kernel when this process ends, however that happens.
+    A replica given PARENT_PID is killed by the kernel when this process ends, however that happens; on Linux already
+    when the thread ends that called `ensure`, so call it from one that lives as long as the replicas shall.
     """
 
     def __init__(self, log: Log = log_to_stderr) -> None:
