@@ -101,8 +101,8 @@ def test_opening_a_model_does_not_decode_its_vocabulary(smollm2: Path, gemma3: P
 
     from toque.formats import load_checkpoint
 
-    # CPU time, best of several: about 15 and 30 ms on a quiet machine.
-    for path, bound in ((smollm2, 0.06), (gemma3, 0.2)):
+    # CPU time, best of several; about 15 and 30 ms on a quiet machine, and several times that on a crowded one.
+    for path, bound in ((smollm2, 0.15), (gemma3, 0.4)):
         best = 1e9
         for _ in range(5):
             started = time.process_time()
