@@ -37,6 +37,7 @@ def test_random_models_give_the_same_bits_fused(seed):
     graph = random_decoder(np.random.default_rng(seed))
     fused = assert_same_results(graph)
     assert len(fused.nodes) < len(graph.nodes)
+    assert ops(fused).index("select_rows") < len(fused.nodes) - 3
 
 
 def test_qkv_becomes_one_linear_and_rope_moves_into_attention():

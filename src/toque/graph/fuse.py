@@ -1,5 +1,4 @@
-"""The fusion pass: a pure function from a recorded graph to one with fewer, larger ops. It never changes
-results.
+"""The fusion pass: a pure function from a recorded graph to one with fewer, larger ops and the same results.
 
 ::
 
@@ -9,8 +8,9 @@ results.
     add(a, linear(x))                                     →  linear(x, a) with ``residual``
     add(a, b) → s;  rms_norm(s)                           →  add_rms_norm, where s is needed elsewhere too
 
-Each rule applies only where the values in between have no other reader. A merged node stands where the last
-of its inputs is ready and before its first reader, so the list stays in execution order.
+Each rule applies only where the values in between have no other reader. A merged node stands where the last of its
+inputs is ready and before its first reader, so the list stays in execution order. At the end `select_rows` moves up
+as far as it can (`toque.graph.rows`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 from toque.graph.ir import Graph, Node, RopeSpec, Value
+from toque.graph.rows import hoist_rows
 
 Rule = Callable[["_Uses"], tuple[Node, ...]]
 
@@ -28,13 +29,11 @@ def fuse(graph: Graph) -> Graph:
     nodes = graph.nodes
     for rule in (_gated_linear, _shared_input, _rope_attention, _residual, _add_rms_norm):
         nodes = rule(_Uses(nodes, graph.output))
-    return Graph(nodes, graph.output, graph.kv)
+    return hoist_rows(Graph(nodes, graph.output, graph.kv))
 
 
 class _Uses:
-    """The nodes with, for each value, its producer and the number of its readers (the graph's output counts
-    as one).
-    """
+    """The nodes, and of each value its producer and the number of its readers. Being the output counts as one."""
 
     def __init__(self, nodes: tuple[Node, ...], output: Value) -> None:
         self.nodes = nodes
@@ -51,9 +50,7 @@ class _Uses:
 
 
 def _rewrite(nodes: Iterable[Node], replaced: dict[int, Node], dropped: set[int]) -> tuple[Node, ...]:
-    """``nodes`` without those in ``dropped`` and with those in ``replaced`` exchanged; keys are
-    ``id(node)``.
-    """
+    """``nodes`` without those in ``dropped`` and with those in ``replaced`` exchanged; keys are ``id(node)``."""
     return tuple(replaced.get(id(node), node) for node in nodes if id(node) not in dropped)
 
 

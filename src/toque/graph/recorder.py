@@ -44,9 +44,7 @@ class Recorder:
         return self._add("embed", (), width, (self._need(table),), {"scale": float(scale)})
 
     def rms_norm(self, x: Value, gain: str, *, eps: float, group: int = 0) -> Value:
-        """``group`` > 0 normalises each run of that many elements by itself; the gain then has ``group``
-        elements.
-        """
+        """``group`` > 0 normalises each run of that many elements by itself; the gain then has ``group`` elements."""
         if group:
             _divides("rms_norm group", group, x.width)
         return self._add("rms_norm", (x,), x.width, (self._need(gain),), {"eps": float(eps), "group": group})

@@ -23,9 +23,7 @@ def weight_shapes(graph: Graph) -> dict[str, Shape]:
 
 
 def check_shapes(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises `FormatError` naming the first tensor that is absent or does not have the shape the graph
-    needs.
-    """
+    """Raises `FormatError` naming the first tensor that is absent or does not have the shape the graph needs."""
     for name, expected in weight_shapes(graph).items():
         actual = shapes.get(name)
         if actual is None:

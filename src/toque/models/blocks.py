@@ -91,9 +91,7 @@ def projection(rec: Recorder, x: Value, name: str, width: int) -> Value:
 
 
 def lm_head(rec: Recorder, config: ModelConfig, x: Value) -> Value:
-    """Final norm and logits of the wanted rows only; the output matrix is the embedding table when they are
-    tied.
-    """
+    """Final norm and logits of the wanted rows only; the output matrix is the embedding table when they are tied."""
     x = rec.rms_norm(rec.select_rows(x), "output_norm.weight", eps=config.norm_eps)
     if config.tied_embeddings:
         head = "token_embd.weight"

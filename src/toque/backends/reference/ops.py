@@ -50,9 +50,7 @@ def layer_norm(x: Float32, gain: Float32, bias: Float32, eps: float) -> Float32:
 
 
 def rope(x: Float32, positions: Int32, head_dim: int, spec: RopeSpec) -> Float32:
-    """Rotates (first half, second half) pairs of each head; dimensions past ``2 * len(inv_freq)`` pass
-    unchanged.
-    """
+    """Rotates (first half, second half) pairs of each head; dimensions past ``2 * len(inv_freq)`` pass unchanged."""
     half = len(spec.inv_freq)
     angles = positions.astype(np.float64)[:, None] * spec.inv_freq
     cos = (np.cos(angles) * spec.mscale).astype(np.float32)[:, None, :]
@@ -103,9 +101,7 @@ def soft_cap(x: Float32, cap: float) -> Float32:
 def moe(
     x: Float32, router: Float32, experts: tuple[Float32, Float32, Float32], n_used: int, act: str
 ) -> Float32:
-    """Each token through its ``n_used`` best experts, weighted by the softmax of their router logits
-    alone.
-    """
+    """Each token through its ``n_used`` best experts, weighted by the softmax of their router logits alone."""
     gate, up, down = experts
     scores = linear(x, router)
     out = np.zeros_like(x)

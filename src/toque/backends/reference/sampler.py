@@ -121,9 +121,7 @@ def choose(logits: Float32, params: SamplingParams, index: int) -> int:
 
 
 def uniform(seed: int, index: int) -> float:
-    """Number ``index`` of the stream of ``seed`` (any 64-bit integer): 53 random bits as a float in [0,
-    1).
-    """
+    """Number ``index`` of the stream of ``seed`` (any 64-bit integer): 53 random bits as a float in [0, 1)."""
     high, low, _, _ = philox(
         (index & _MASK32, index >> 32 & _MASK32, 0, 0), (seed & _MASK32, seed >> 32 & _MASK32)
     )
@@ -134,9 +132,7 @@ _MASK32 = 0xFFFFFFFF
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32 with ten rounds: a counter-based generator (Salmon et al., SC 2011,
-    doi:10.1145/2063384.2063405).
-    """
+    """Philox4x32 with ten rounds: a counter-based generator (Salmon et al., SC 2011, doi:10.1145/2063384.2063405)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -165,9 +161,7 @@ def log_softmax(logits: Float32) -> Float32:
 
 
 def top_alternatives(logits: Float32, count: int, valid_vocab: int) -> Int64:
-    """The ``count`` ids with the largest raw logits, best first, equal ones by id; padding ids are left
-    out.
-    """
+    """The ``count`` ids with the largest raw logits, best first, equal ones by id; padding ids are left out."""
     valid = np.where(np.isnan(logits), -np.inf, logits)[:valid_vocab]
     best: Int64 = np.argsort(-valid, kind="stable")[:count]
     return best[valid[best] > -np.inf]
