@@ -102,7 +102,8 @@ def test_no_file_outgrows_its_noun() -> None:
 def test_serving_on_a_cpu_never_imports_torch() -> None:
     code = (
         "import sys, toque, toque.engine.llm, toque.replica.__main__, toque.gateway.app, toque.gateway.serve;"
-        "sys.exit(', '.join(sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'triton', 'transformers'))))"
+        "found = sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'triton', 'transformers'));"
+        "sys.exit(', '.join(found) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
