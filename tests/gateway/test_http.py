@@ -318,4 +318,5 @@ async def test_huge_headers_are_431() -> None:
         assert received.startswith(b"HTTP/1.1 431") or received == b""
         small = await exchange(w.url, b"GET /live HTTP/1.1\r\nx: " + b"a" * 100_000, pause=0.1)
         assert small.startswith(b"HTTP/1.1 431")
+        assert b"\r\nx-request-id: req-" in small
         assert (await streaming).status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from typing import Any
 
@@ -11,13 +12,13 @@ import httpx
 import pytest
 
 from toque.errors import ConfigError, EngineError
-from toque.gateway.http import respond
+from toque.gateway.http import exchange, respond
 from toque.gateway.listen import bind
 from toque.gateway.server import GatewayServer
 from toque.routing.base import ReplicaState
 from toque.routing.fake import Script
 
-from .world import Plan, World, build, events, served, soon, spoken, texts, world
+from .world import FIRST_PIECE, Plan, World, build, events, served, soon, spoken, texts, world
 
 ENDLESS = Script(list(b"a" * 400), delay_s=0.02, hold=True)
 
@@ -304,3 +305,22 @@ def test_a_port_in_use_is_a_short_error() -> None:
         bind(load_settings({"server.port": port}, environ={}).server, has_keys=False)
     assert caught.value.param == "server.port"
     taken.close()
+
+
+async def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "LAST_WORD_S", 0.1)
+    pieces = [b"x" * 200_000]
+    async with served(Plan(script=Script([FIRST_PIECE] * 400, hold=True), pieces=pieces)) as w:
+        host, port = w.url.removeprefix("http://").split(":")
+        client = socket.create_connection((host, int(port)))
+        body = json.dumps(
+            {"model": "parrot", "prompt": "x", "max_tokens": 400, "stream": True, "timeout": 0.4}
+        ).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await soon(lambda: w.engine.running == 1)
+        await soon(lambda: w.engine.running == 0)
+        assert w.engine.generated_tokens < 400
+        late = 'toque_requests_total{endpoint="/v1/completions",status="504"} 1.0'
+        await soon(lambda: late in w.gateway.metrics.exposition().decode())
+        client.close()

@@ -32,6 +32,7 @@ LOAD_S = 600.0
 class ServedModel:
     name: str
     path: Path
+    digest: str = ""  # of the version, where the store knows it
 
 
 def serve(models: Sequence[str], settings: Settings) -> int:
@@ -59,7 +60,7 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
         stack.callback(listener.close)
         replicas: dict[str, LocalDeployment] = {}
         for model in models:
-            command = [*replica_command(model.path, engine_flags(settings.engine)), "--digest", ""]
+            command = [*replica_command(model.path, engine_flags(settings.engine)), "--digest", model.digest]
             replicas[model.name] = local = LocalDeployment(
                 model.name,
                 command,
@@ -134,6 +135,7 @@ def _build(
             quantization=checkpoint.quantization,
             context_length=min(context, checkpoint.config.context_length),
             vocab_size=checkpoint.config.vocab_size,
+            digest=model.digest,
             created=int(model.path.stat().st_mtime),
         )
         deployments[model.name] = Deployment(
@@ -150,16 +152,15 @@ def _build(
 def resolve(reference: str) -> ServedModel:
     """A model as people name it: a path, or a name that the registry knows; ``name=...`` says what clients call it."""
     name, separator, rest = reference.partition("=")
-    target = rest if separator else reference
+    target = (rest if separator else reference).removeprefix("file:")
     path = Path(target).expanduser()
     if path.exists():
-        plain = path.name.removesuffix(".gguf")
-    else:
-        from toque.registry.store import Store
+        return ServedModel(name if separator else path.name.removesuffix(".gguf"), path.absolute())
+    from toque.registry.store import Store
 
-        path = Store().resolve(target)
-        plain = target
-    return ServedModel(name if separator else plain, path)
+    store = Store()
+    path = store.resolve(target)
+    return ServedModel(name if separator else target, path, store.show(target).digest)
 
 
 def _check_names(models: Sequence[ServedModel]) -> None:

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from toque.errors import RequestError
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.errors import error_body
+from toque.gateway.http.exchange import new_request_id
 from toque.gateway.polling import POLL_S, wait_until
 
 if TYPE_CHECKING:
@@ -177,8 +178,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if self.cycle is None or self.cycle.response_complete:
             body = error_body(RequestError(message, code=code))
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
-                body
-            )
-            self.transport.write(STATUS_LINE[status] + head + body)
+            head = b"content-type: application/json\r\nconnection: close\r\nx-request-id: "
+            length = b"\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + new_request_id().encode() + length + body)
         self.transport.close()

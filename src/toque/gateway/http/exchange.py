@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from toque.errors import ToqueError
@@ -16,6 +18,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+LAST_WORD_S = 2.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _JSON = (b"content-type", b"application/json")
 _EVENTS = [
@@ -67,9 +70,12 @@ class Exchange:
     async def fail(self, error: ToqueError) -> None:
         """The error as the whole answer, or as the last event of a stream that has begun."""
         if self.started:
-            await self.write(b"data: " + error_body(error) + b"\n\n")
-            await self.finish()
             self.status = error.status
+            # A client that does not read would keep us here; returning unfinished closes its connection.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD_S):
+                    await self.write(b"data: " + error_body(error) + b"\n\n")
+                    await self.finish()
         else:
             await self.answer(error.status, error_body(error), [_JSON, *error_headers(error)])
 
@@ -87,4 +93,8 @@ class Exchange:
         given = self.header(b"x-request-id")
         if given is not None and _REQUEST_ID.fullmatch(given):
             return given
-        return f"req-{uuid.uuid4().hex}"
+        return new_request_id()
+
+
+def new_request_id() -> str:
+    return f"req-{uuid.uuid4().hex}"
