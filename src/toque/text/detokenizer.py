@@ -46,6 +46,10 @@ class Detokenizer:
             self.push(token)
         if context:
             self._strip = False
+            # Of a run of byte tokens that ends the prompt, only an unfinished character is continued.
+            pending = _utf8_decoder("replace")
+            pending.decode(bytes(self._run))
+            self._run = bytearray(pending.getstate()[0])
 
     def finish(self) -> str:
         """The rest of the text: an unfinished character becomes U+FFFD."""

@@ -56,14 +56,15 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     ends |= turn_end_ids(marked, template if isinstance(template, str) else _jinja(folder))
     coding = _coding(described)
     vocab = backend.get_vocab(with_added_tokens=True)
+    size = max(vocab.values(), default=-1) + 1
     longest, dropped = _longest(coding, vocab, added.values())
     bos = named.get("bos_token")
     return Tokenizer(
         backend,
         coding=coding,
-        vocab_size=max(vocab.values(), default=-1) + 1,
+        vocab_size=size,
         special_ids=frozenset(special),
-        eos_ids=frozenset(ends),
+        eos_ids=frozenset(end for end in ends if end < size),
         bos_id=backend.token_to_id(bos) if bos else None,
         strip_first_space=_strips_first_space(described),
         special_texts=named,

@@ -81,7 +81,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of the ids; ids without a token give nothing. Invalid UTF-8 becomes U+FFFD."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special))
+        known = [token for token in ids if 0 <= token < self.vocab_size]
+        return str(self._backend.decode(known, skip_special_tokens=skip_special))
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token adds to a text; empty for an id without a token."""
