@@ -53,6 +53,7 @@ CASES = {
     "mistral": ("Mistral", {"sliding_window": 24}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "phi3": ("Phi3", {"sliding_window": 24, "pad_token_id": 0}),
     "gemma": ("Gemma", {"tie_word_embeddings": True}),
     "gemma2": ("Gemma2", {"tie_word_embeddings": True, "num_hidden_layers": 4, "sliding_window": 16}),
     "gemma3": (

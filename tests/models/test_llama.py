@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -140,3 +143,12 @@ def test_unknown_architecture_is_refused_by_name_with_the_list():
     with pytest.raises(UnsupportedModelError, match=r"'rwkv7'.*llama") as caught:
         build_graph(config, ())
     assert all(name in str(caught.value) for name in supported())
+
+
+def test_rotations_stated_by_tensors_that_were_not_read_are_refused():
+    """Field case BR-055: never ignored."""
+    checkpoint = hf_checkpoint(tiny(LlamaForCausalLM, LlamaConfig))
+    for architecture, tensor in (("llama", "rope_freqs.weight"), ("phi3", "rope_factors_long.weight")):
+        config = replace(checkpoint.config, architecture=architecture)
+        with pytest.raises(UnsupportedModelError, match=re.escape(tensor)):
+            build_graph(config, [*checkpoint.tensors, tensor])

@@ -11,8 +11,10 @@ from fixtures.hf import hf_checkpoint
 from fixtures.parrot import CHAT_TEMPLATE, END, make_parrot, parrot_vocab, script
 from toque.backends.base import BackendOptions
 from toque.backends.reference import ReferenceBackend
+from toque.formats import load_checkpoint
 from toque.graph.fuse import fuse
 from toque.models import build_graph
+from toque.text.tokenizer import load_tokenizer
 from toque.types import SamplingParams
 
 SCRIPT = script("go:", [" a", b"\xe6\xad", b"\xaa", " b"])
@@ -76,3 +78,17 @@ def test_added_bos_is_the_first_token(tmp_path):
 def test_script_refuses_a_piece_with_two_successors():
     with pytest.raises(ValueError, match="followed by both"):
         script(":", ["a", "b", "a", "c"])
+
+
+@pytest.mark.parametrize("chat_template", [None, CHAT_TEMPLATE])
+def test_toque_reads_what_the_fixture_writes(chat_template, tmp_path):
+    path = make_parrot(tmp_path / "parrot", SCRIPT, chat_template=chat_template, padded_vocab=300)
+    checkpoint = load_checkpoint(path)
+    tokenizer = load_tokenizer(checkpoint)
+    vocab = parrot_vocab(SCRIPT)
+    assert checkpoint.config.vocab_size == 300
+    assert tokenizer.encode("let's go:", add_special=True) == list(b"let's go:")
+    assert vocab.id(END) in tokenizer.eos_ids
+    answer = [vocab.id(piece) for piece in (" a", b"\xe6\xad", b"\xaa", " b")]
+    assert tokenizer.decode(answer) == " a歪 b"
+    assert [tokenizer.token_bytes(token) for token in answer] == [b" a", b"\xe6\xad", b"\xaa", b" b"]
