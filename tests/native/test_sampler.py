@@ -5,25 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from toque._native import Sampler as NativeSampler
+from toque._native import isas
 
 from toque.backends.reference.sampler import Sampler, log_softmax, top_alternatives
 from toque.types import SamplingParams
 
-ISAS = ("scalar", "avx2")
 
-
-def supported(isa):
-    try:
-        NativeSampler(8, 8, 1, isa=isa)
-    except ValueError:
-        return False
-    return True
-
-
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=isas())
 def isa(request):
-    if not supported(request.param):
-        pytest.skip(f"this machine cannot run {request.param}")
     return request.param
 
 
