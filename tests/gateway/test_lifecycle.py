@@ -135,6 +135,14 @@ async def test_a_model_that_does_not_come_is_503(state: ReplicaState) -> None:
         assert (await w.client.get("/live")).status_code == 200
 
 
+async def test_a_model_without_progress_is_not_ready_but_still_asked(parrot: World) -> None:
+    parrot.engine.state, parrot.engine.reason = ReplicaState.DEGRADED, "no step finished for 4 s"
+    assert (await parrot.client.get("/ready")).status_code == 503
+    assert (await parrot.client.get("/health")).json()["models"][0]["reason"] == "no step finished for 4 s"
+    assert (await parrot.client.get("/v1/models")).json()["data"]
+    assert (await parrot.chat()).status_code == 200
+
+
 async def test_a_gateway_without_models_is_not_ready() -> None:
     from toque.config import load_settings
     from toque.gateway.app import create_app

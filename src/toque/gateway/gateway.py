@@ -10,6 +10,7 @@ from toque.gateway.auth import KeyRing
 from toque.gateway.deployment import Deployment
 from toque.gateway.prepare import TextPool
 from toque.monitor.metrics import Metrics
+from toque.routing.base import ReplicaState
 from toque.types import EngineStats
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Every deployment answers. A gateway without any is not ready: all of nothing is nothing."""
-        return (
-            bool(self.deployments) and not self.draining and all(d.serving for d in self.deployments.values())
-        )
+        """Every deployment answers and makes progress. A gateway without any is not ready: all of nothing is nothing."""
+        if self.draining or not self.deployments:
+            return False
+        return all(d.client.state is ReplicaState.READY for d in self.deployments.values())
 
     def close(self) -> None:
         self.pool.close()
