@@ -31,7 +31,7 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Every deployment answers and makes progress. A gateway without any is not ready: all of nothing is nothing."""
+        """Every deployment answers and makes progress. Without any it is not ready: all of nothing is nothing."""
         if self.draining or not self.deployments:
             return False
         return all(d.client.state is ReplicaState.READY for d in self.deployments.values())
