@@ -189,7 +189,10 @@ uvloop.run(main())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
-async def test_no_orphan_whatever_way_the_parent_dies(how: signal.Signals) -> None:
+async def test_no_orphan_whatever_way_the_parent_dies(
+    how: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # it cannot tidy up
     parent = start("-c", PARENT)
     try:
         assert parent.stdout is not None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from toque.fleet.placement.base import PARENT_PID, ReplicaSpec
 from toque.fleet.placement.local import LocalPlacement, Log, log_to_stderr
+from toque.fleet.run_folder import RunFolder
 from toque.fleet.supervisor import HangBounds, Health, Supervisor
 from toque.routing.base import ReplicaEntry
 from toque.routing.pool import ReplicaPool
@@ -63,18 +62,18 @@ class LocalDeployment:
         self._grace_s = grace_s
         self._placement = LocalPlacement(log)
         self._bounds = bounds
-        self._folder: Path | None = None
+        self._folder: RunFolder | None = None
         self.supervisors: list[Supervisor] = []
 
     async def start(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="toque-"))  # 0700, and short: socket paths are bounded
+        self._folder = RunFolder()
         for index in range(self._replicas):
             replica_id = f"{self.name}-{index}"
             self.supervisors.append(
                 Supervisor(
                     replica_id,
                     self._placement,
-                    self._spec_of(replica_id, index, self._folder),
+                    self._spec_of(replica_id, index, self._folder.path),
                     self._health_of,
                     on_change=self._apply,
                     bounds=self._bounds,
@@ -92,7 +91,8 @@ class LocalDeployment:
             await self._placement.close(0.0)
             await self.pool.close()
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.close()
+                self._folder = None
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Raises UnavailableError with the reason when it is not to be."""
