@@ -180,8 +180,9 @@ async def test_one_choice_that_fails_ends_the_request_and_frees_the_others() -> 
         assert w.deployment.admission.requests == w.deployment.admission.tokens == 0
 
 
-async def test_an_engine_error_output_becomes_an_error(parrot: World) -> None:
-    parrot.engine.script = Script([], finish=FinishReason.ERROR)
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+async def test_an_answer_that_the_engine_gives_up_is_an_error(parrot: World, reason: FinishReason) -> None:
+    parrot.engine.script = Script([], finish=reason)
     answer = await parrot.chat()
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from toque.errors import DeadlineError, EngineError, ToqueError
+from toque.errors import ContextLengthError, DeadlineError, EngineError, ReplicaDiedError, ToqueError
 from toque.gateway.deployment import Deployment
 from toque.gateway.requests import PreparedRequest, PreparedSequence, Usage
 from toque.text.stream import Piece, TextStream
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from toque.gateway.admission import Ticket
     from toque.monitor.metrics import RequestRecord
 
-_ERRORS: dict[str, type[ToqueError]] = {str(DeadlineError.code): DeadlineError}
+_ERRORS: dict[str, type[ToqueError]] = {
+    str(kind.code): kind for kind in (DeadlineError, ContextLengthError, ReplicaDiedError)
+}
 PROMPT_TAIL = 16  # prompt tokens that a detokenizer may need to place a space before the first new one
 
 
@@ -192,7 +194,8 @@ class Generation:
             self.record.queued(output.queue_seconds)
             if sequence.first_of_prompt:
                 self.record.prompt(len(sequence.prompt), cached)
-        if output.finish_reason is FinishReason.ERROR:
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            # Nobody here aborted it: a request that this gateway ends has no reader any more.
             message = output.error or "the engine could not finish this request"
             raise _ERRORS.get(output.error_code or "", EngineError)(message)
         count = len(output.tokens)
