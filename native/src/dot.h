@@ -1,11 +1,11 @@
 // The integer heart of a linear: dot products of 16 rows x `Group` k with T tokens.
 //
-//   group_dot<F, T, G>(codes, a, emit)
+//   group_dot<F, Unpacked, T, G>(codes, a, emit)
 //
-// `codes` is a block of packed weights (32 k), `a` the block's activations [8 quads][T][4], G the group
-// within the block (always 0 unless a group is 16 k). Calls emit(t, i32x16) once for every token with the
-// exact integer sum of code * activation over the group. Being exact, it may be computed in any order and
-// still give the same bits.
+// `codes` is a block of weights (32 k; packed, or unpacked by unpack_block), `a` the block's activations [8
+// quads][T][4], G the group within the block (always 0 unless a group is 16 k). Calls emit(t, i32x16) once
+// for every token with the exact integer sum of code * activation over the group. Being exact, it may be
+// computed in any order and still give the same bits.
 #pragma once
 
 #include "act.h"
@@ -30,137 +30,185 @@ namespace toque::TOQUE_ISA {
 // place. The budget is 16 registers: T <= 6 tokens x 2 halves of 8 rows + 2 weights + 1 broadcast + 1 product
 // = 16.
 
+// Where a block's quads come from: packed (`Unpacked` false), or from bytes that unpack_block wrote.
+// Unpacking costs three operations per 16 rows x 8 k, as much as half a token's worth of arithmetic; when
+// more than one token tile follows, it is done once per weight tile, into L1, instead of once per token tile.
+constexpr bool kUnpackAhead = true;
+
+// Bytes of one unpacked block, 32 k x 16 rows: eight quads, for 8-bit codes as two planes each.
+TOQUE_CONSTEXPR size_t unpacked_bytes(Format format) { return format_shape(format).bits == 8 ? 1024 : 512; }
+
+template <Format F, int J = 0>
+TOQUE_INLINE void unpack_block(const uint8_t* codes, uint8_t* out) {
+  if constexpr (J < 8) {
+    u8x64 w = unpack_quad<F, J>(codes);
+    if constexpr (format_shape(F).bits == 8) {
+      store_bytes(out + 128 * J, w & broadcast_byte(15));
+      store_bytes(out + 128 * J + 64, shift_words<-4>(w) & broadcast_byte(15));
+    } else {
+      store_bytes(out + 64 * J, w);
+    }
+    unpack_block<F, J + 1>(codes, out);
+  }
+}
+
+// A constant that stays in memory: every register that the compiler hoists one into is one that the sums
+// lack.
+alignas(32) static const int16_t kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+alignas(32) static const int16_t kSixteens[16] = {16, 16, 16, 16, 16, 16, 16, 16,
+                                                  16, 16, 16, 16, 16, 16, 16, 16};
+TOQUE_INLINE const __m256i* in_memory(const int16_t* constant) {
+  __asm__ volatile("" : "+r"(constant));
+  return (const __m256i*)constant;
+}
+
+// Keeps the compiler from moving loads and stores across, which would only lengthen the lives of registers.
+TOQUE_INLINE void memory_fence() { __asm__ volatile("" ::: "memory"); }
+
 TOQUE_INLINE __m256i broadcast_quad(const int8_t* a, int index) {
   int32_t quad;
   memcpy(&quad, a + 4 * index, 4);
   return _mm256_set1_epi32(quad);
 }
 
+// sum += 16-bit products of weights and activations. The addition is spelled out because GCC would otherwise
+// regroup the sums of a whole group (integer addition is associative), holding every product until the end:
+// hundreds of spills, half the speed.
 template <bool First>
 TOQUE_INLINE void accumulate(__m256i& sum, __m256i weights, __m256i activations) {
-  __m256i product = _mm256_maddubs_epi16(weights, activations);
-  sum = First ? product : _mm256_add_epi16(sum, product);
+  if constexpr (First) {
+    sum = _mm256_maddubs_epi16(weights, activations);
+    __asm__("" : "+x"(sum));
+  } else {
+    __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(_mm256_maddubs_epi16(weights, activations)));
+  }
 }
 
 // sums[t] (16-bit lanes) over quads Begin..End-1, all 16 rows.
-template <Format F, int T, int J, int Begin, int End>
+template <Format F, bool Unpacked, int T, int Begin, int End, int J = Begin>
 TOQUE_INLINE void sum_quads(const uint8_t* codes, const int8_t* a, __m256i (&low)[T], __m256i (&high)[T]) {
   if constexpr (J < End) {
-    u8x64 w = unpack_quad<F, J>(codes);
+    u8x64 w;
+    if constexpr (Unpacked) {
+      w = load_bytes(codes + 64 * J);
+    } else {
+      w = unpack_quad<F, J>(codes);
+    }
     TOQUE_UNROLL
     for (int t = 0; t < T; ++t) {
       __m256i x = broadcast_quad(a, J * T + t);
       accumulate<J == Begin>(low[t], w.lo, x);
       accumulate<J == Begin>(high[t], w.hi, x);
     }
-    sum_quads<F, T, J + 1, Begin, End>(codes, a, low, high);
+    sum_quads<F, Unpacked, T, Begin, End, J + 1>(codes, a, low, high);
   }
 }
 
-template <int T, typename Emit>
-TOQUE_INLINE void group_dot_4bit(const uint8_t* codes, const int8_t* a, Emit&& emit) {
+// All quads of the group fit one 16-bit sum.
+template <Format F, bool Unpacked, int T, typename Emit>
+TOQUE_INLINE void group_dot_once(const uint8_t* codes, const int8_t* a, Emit&& emit) {
   __m256i low[T], high[T];
-  sum_quads<Format::kW4, T, 0, 0, 8>(codes, a, low, high);
-  const __m256i ones = _mm256_set1_epi16(1);
+  sum_quads<F, Unpacked, T, 0, 8>(codes, a, low, high);
+  memory_fence();
+  const __m256i* ones = in_memory(kOnes);
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) {
-    emit(t, i32x16{_mm256_madd_epi16(low[t], ones), _mm256_madd_epi16(high[t], ones)});
+    emit(t, i32x16{_mm256_madd_epi16(low[t], *ones), _mm256_madd_epi16(high[t], *ones)});
   }
+  memory_fence();
 }
 
-template <int T, typename Emit>
-TOQUE_INLINE void group_dot_5bit(const uint8_t* codes, const int8_t* a, Emit&& emit) {
-  const __m256i ones = _mm256_set1_epi16(1);
+// Half of the group's quads do: the first half waits, widened, in memory, for there are no registers left.
+template <Format F, bool Unpacked, int T, int Begin, int End, typename Emit>
+TOQUE_INLINE void group_dot_twice(const uint8_t* codes, const int8_t* a, Emit&& emit) {
+  constexpr int kMiddle = (Begin + End) / 2;
+  const __m256i* ones = in_memory(kOnes);
   __m256i low[T], high[T];
-  alignas(32) __m256i first[T][2];  // quads 0..3; in memory, there are no registers left
-  sum_quads<Format::kW5, T, 0, 0, 4>(codes, a, low, high);
+  alignas(32) __m256i first[2 * T];
+  sum_quads<F, Unpacked, T, Begin, kMiddle>(codes, a, low, high);
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) {
-    _mm256_store_si256(&first[t][0], _mm256_madd_epi16(low[t], ones));
-    _mm256_store_si256(&first[t][1], _mm256_madd_epi16(high[t], ones));
+    first[2 * t] = _mm256_madd_epi16(low[t], *ones);
+    first[2 * t + 1] = _mm256_madd_epi16(high[t], *ones);
   }
-  sum_quads<Format::kW5, T, 4, 4, 8>(codes, a, low, high);
+  __asm__("" : "+m"(first));
+  sum_quads<F, Unpacked, T, kMiddle, End>(codes, a, low, high);
+  memory_fence();
+  ones = in_memory(kOnes);
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) {
-    emit(t, i32x16{_mm256_add_epi32(first[t][0], _mm256_madd_epi16(low[t], ones)),
-                   _mm256_add_epi32(first[t][1], _mm256_madd_epi16(high[t], ones))});
+    emit(t, i32x16{_mm256_add_epi32(first[2 * t], _mm256_madd_epi16(low[t], *ones)),
+                   _mm256_add_epi32(first[2 * t + 1], _mm256_madd_epi16(high[t], *ones))});
   }
+  memory_fence();
 }
 
-// Eight rows (Half 0 or 1) x 16 k.
-template <int G, int Half, int T>
-TOQUE_INLINE void sum_6bit(const uint8_t* codes, const int8_t* a, __m256i (&sum)[T]) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  constexpr int J = 4 * G;
-  auto half = [](u8x64 w) { return Half ? w.hi : w.lo; };
-  __m256i w0 = half(unpack_quad<Format::kW6, J>(codes)), w1 = half(unpack_quad<Format::kW6, J + 1>(codes));
-  TOQUE_UNROLL
-  for (int t = 0; t < T; ++t) {
-    __m256i pair = _mm256_maddubs_epi16(w0, broadcast_quad(a, J * T + t));
-    pair = _mm256_add_epi16(pair, _mm256_maddubs_epi16(w1, broadcast_quad(a, (J + 1) * T + t)));
-    sum[t] = _mm256_madd_epi16(pair, ones);
-  }
-  w0 = half(unpack_quad<Format::kW6, J + 2>(codes)), w1 = half(unpack_quad<Format::kW6, J + 3>(codes));
-  TOQUE_UNROLL
-  for (int t = 0; t < T; ++t) {
-    __m256i pair = _mm256_maddubs_epi16(w0, broadcast_quad(a, (J + 2) * T + t));
-    pair = _mm256_add_epi16(pair, _mm256_maddubs_epi16(w1, broadcast_quad(a, (J + 3) * T + t)));
-    sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(pair, ones));
-  }
-}
-
-template <int T, int G, typename Emit>
-TOQUE_INLINE void group_dot_6bit(const uint8_t* codes, const int8_t* a, Emit&& emit) {
-  __m256i low[T], high[T];
-  sum_6bit<G, 0, T>(codes, a, low);
-  sum_6bit<G, 1, T>(codes, a, high);
-  TOQUE_UNROLL
-  for (int t = 0; t < T; ++t) emit(t, i32x16{low[t], high[t]});
-}
-
-// Eight rows x 32 k as two nibble planes.
-template <int Half, int T>
-TOQUE_INLINE void sum_8bit(const uint8_t* codes, const int8_t* a, __m256i (&sum)[T]) {
-  const __m256i nibble = _mm256_set1_epi8(15);
-  __m256i low[T], high[T];
-  TOQUE_UNROLL
-  for (int j = 0; j < 8; ++j) {
-    __m256i w = load_half(codes + 64 * j + 32 * Half);
-    __m256i w_low = _mm256_and_si256(w, nibble), w_high = _mm256_and_si256(_mm256_srli_epi16(w, 4), nibble);
+// Eight rows (Half 0 or 1) x 32 k of 8-bit codes as two nibble planes.
+template <bool Unpacked, int T, int Half, int J = 0>
+TOQUE_INLINE void sum_nibbles(const uint8_t* codes, const int8_t* a, __m256i (&low)[T], __m256i (&high)[T]) {
+  if constexpr (J < 8) {
+    __m256i w_low, w_high;
+    if constexpr (Unpacked) {
+      w_low = load_half(codes + 128 * J + 32 * Half);
+      w_high = load_half(codes + 128 * J + 64 + 32 * Half);
+    } else {
+      const __m256i nibble = _mm256_set1_epi8(15), w = load_half(codes + 64 * J + 32 * Half);
+      w_low = _mm256_and_si256(w, nibble);
+      w_high = _mm256_and_si256(_mm256_srli_epi16(w, 4), nibble);
+    }
     TOQUE_UNROLL
     for (int t = 0; t < T; ++t) {
-      __m256i x = broadcast_quad(a, j * T + t);
-      __m256i p_low = _mm256_maddubs_epi16(w_low, x), p_high = _mm256_maddubs_epi16(w_high, x);
-      low[t] = j == 0 ? p_low : _mm256_add_epi16(low[t], p_low);
-      high[t] = j == 0 ? p_high : _mm256_add_epi16(high[t], p_high);
+      __m256i x = broadcast_quad(a, J * T + t);
+      accumulate<J == 0>(low[t], w_low, x);
+      accumulate<J == 0>(high[t], w_high, x);
     }
+    sum_nibbles<Unpacked, T, Half, J + 1>(codes, a, low, high);
   }
+}
+
+template <bool Unpacked, int T, int Half>
+TOQUE_INLINE void half_dot_8bit(const uint8_t* codes, const int8_t* a, __m256i* sum) {
+  __m256i low[T], high[T];
+  sum_nibbles<Unpacked, T, Half>(codes, a, low, high);
+  memory_fence();
+  const __m256i *ones = in_memory(kOnes), *sixteens = in_memory(kSixteens);
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) {
-    sum[t] = _mm256_add_epi32(_mm256_madd_epi16(low[t], _mm256_set1_epi16(1)),
-                              _mm256_madd_epi16(high[t], _mm256_set1_epi16(16)));
+    sum[2 * t + Half] =
+        _mm256_add_epi32(_mm256_madd_epi16(low[t], *ones), _mm256_madd_epi16(high[t], *sixteens));
   }
 }
 
-template <int T, typename Emit>
+template <bool Unpacked, int T, typename Emit>
 TOQUE_INLINE void group_dot_8bit(const uint8_t* codes, const int8_t* a, Emit&& emit) {
-  __m256i low[T], high[T];
-  sum_8bit<0, T>(codes, a, low);
-  sum_8bit<1, T>(codes, a, high);
+  alignas(32) __m256i sum[2 * T];
+  half_dot_8bit<Unpacked, T, 0>(codes, a, sum);
+  if constexpr (T > 2) __asm__("" : "+m"(sum));  // into memory, see group_dot_twice
+  half_dot_8bit<Unpacked, T, 1>(codes, a, sum);
   TOQUE_UNROLL
-  for (int t = 0; t < T; ++t) emit(t, i32x16{low[t], high[t]});
+  for (int t = 0; t < T; ++t) emit(t, i32x16{sum[2 * t], sum[2 * t + 1]});
+  memory_fence();
 }
 
-template <Format F, int T, int G, typename Emit>
+template <Format F, bool Unpacked, int T, int G, typename Emit>
 TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) {
   constexpr int kBits = format_shape(F).bits;
-  if constexpr (kBits == 4) group_dot_4bit<T>(codes, a, emit);
-  if constexpr (kBits == 5) group_dot_5bit<T>(codes, a, emit);
-  if constexpr (kBits == 6) group_dot_6bit<T, G>(codes, a, emit);
-  if constexpr (kBits == 8) group_dot_8bit<T>(codes, a, emit);
+  if constexpr (kBits == 4) group_dot_once<F, Unpacked, T>(codes, a, emit);
+  if constexpr (kBits == 5) group_dot_twice<F, Unpacked, T, 0, 8>(codes, a, emit);
+  if constexpr (kBits == 6) group_dot_twice<F, Unpacked, T, 4 * G, 4 * G + 4>(codes, a, emit);
+  if constexpr (kBits == 8) group_dot_8bit<Unpacked, T>(codes, a, emit);
 }
 
 #else
+
+// Unpacking ahead buys nothing: with a real dot product it hides behind the arithmetic, and scalar code is a
+// reference.
+constexpr bool kUnpackAhead = false;
+TOQUE_CONSTEXPR size_t unpacked_bytes(Format) { return 0; }
+template <Format F>
+TOQUE_INLINE void unpack_block(const uint8_t*, uint8_t*) {}
+
+#if defined(TOQUE_SIMD_AVX512)
 
 template <Format F, int T, int J, int End>
 TOQUE_INLINE void dot_quads(const uint8_t* codes, const int8_t* a, i32x16 (&sum)[T]) {
@@ -172,8 +220,9 @@ TOQUE_INLINE void dot_quads(const uint8_t* codes, const int8_t* a, i32x16 (&sum)
   }
 }
 
-template <Format F, int T, int G, typename Emit>
+template <Format F, bool Unpacked, int T, int G, typename Emit>
 TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) {
+  static_assert(!Unpacked);
   constexpr int kQuads = format_shape(F).group / 4;
   i32x16 sum[T];
   TOQUE_UNROLL
@@ -182,6 +231,24 @@ TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) 
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) emit(t, sum[t]);
 }
+
+#else
+
+template <Format F, bool Unpacked, int T, int G, typename Emit>
+TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) {
+  static_assert(!Unpacked);
+  constexpr int kSize = format_shape(F).group;
+  for (int t = 0; t < T; ++t) {
+    i32x16 sum = broadcast((int32_t)0);
+    for (int k = G * kSize; k < (G + 1) * kSize; ++k) {
+      const int x = a[k / 4 * 4 * T + 4 * t + k % 4];
+      for (int row = 0; row < 16; ++row) sum.v[row] += code_at<F>(codes, row, k) * x;
+    }
+    emit(t, sum);
+  }
+}
+
+#endif
 
 #endif
 

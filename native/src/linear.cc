@@ -15,6 +15,7 @@
 #include "kernels.h"
 #include "packed.h"
 #include "quantize.h"
+#include "scratch.h"
 #include "simd.h"
 #include "unpack.h"
 
@@ -71,43 +72,54 @@ struct Sums {
 // stops at page ends; 2 kB ahead hides a DRAM miss.
 constexpr int kPrefetchBytes = 2048;
 
-// One group (G of block H) of one record for T tokens. `fields` are the group's activation scales [5][T].
-template <Format F, int T, int H, int G, typename S>
-TOQUE_INLINE void add_group(const uint8_t* record, const int8_t* a, const float* fields, S& sums) {
+// Unpack a weight tile ahead for so many token tiles or more, if it takes no more than this (it should stay
+// in L2).
+constexpr int kUnpackTiles = 2;
+constexpr size_t kUnpackLimit = 192 << 10;
+
+// Adds one group (G of its block) for T tokens. `fields` are the group's activation scales [5][T]. Scales and
+// mins are fetched by scale() and min() when the integer part is done: before that, it needs the registers.
+template <Format F, bool Unpacked, int T, int G, typename S, typename Scale, typename Min>
+TOQUE_INLINE void add_group(Scale&& scale, Min&& min, const uint8_t* codes, const int8_t* a,
+                            const float* fields, S& sums) {
   constexpr FormatShape kShape = format_shape(F);
-  constexpr int kGroupsPerBlock = kGroup / kShape.group;
-  const uint8_t* scales = record + 32 * (H * kGroupsPerBlock + G);
-  const uint8_t* codes = record + codes_offset(F) + H * block_bytes(F);
   const float* d = fields + kScale * T;
   if constexpr (kShape.asymmetric) {
-    f32x16 scale = load_f16((const uint16_t*)scales),
-           min = load_f16((const uint16_t*)(scales + scale_bytes(F)));
     const float* d_sum = fields + kSum * T;
-    group_dot<F, T, G>(codes, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
-      f32x16 sum = fma(to_f32(dot) * broadcast(d[t]), scale, sums.get(t));
-      sums.set(t, fma(min, broadcast(d_sum[t]), sum));
+    group_dot<F, Unpacked, T, G>(codes, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
+      f32x16 sum = fma(to_f32(dot) * broadcast(d[t]), scale(), sums.get(t));
+      sums.set(t, fma(min(), broadcast(d_sum[t]), sum));
     });
   } else {
     constexpr int kField = kShape.group == 16 ? (G == 0 ? kOffset6Low : kOffset6High) : kOffset4;
     // Powers of two: exact, whoever multiplies.
     constexpr float kMultiple = (float)zero_point(F) / (kShape.group == 16 ? 32.0f : 8.0f);
     const float* offset = fields + kField * T;
-    f32x16 scale = load_f16((const uint16_t*)scales);
-    group_dot<F, T, G>(codes, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
-      f32x16 value = fma(to_f32(dot), broadcast(d[t]), broadcast(kMultiple * offset[t]));
-      sums.set(t, fma(value, scale, sums.get(t)));
+    group_dot<F, Unpacked, T, G>(codes, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
+      f32x16 bias = broadcast(offset[t]);
+      if constexpr (kMultiple != 1.0f) bias = bias * broadcast(kMultiple);
+      sums.set(t, fma(fma(to_f32(dot), broadcast(d[t]), bias), scale(), sums.get(t)));
     });
   }
 }
 
-template <Format F, int T, int H, typename S>
-TOQUE_INLINE void add_block(const uint8_t* record, const int8_t* a, const float* fields, S& sums) {
-  add_group<F, T, H, 0>(record, a, fields, sums);
-  if constexpr (format_shape(F).group == 16) add_group<F, T, H, 1>(record, a, fields, sums);
+// Block H of a packed record.
+template <Format F, int T, int H, int G = 0, typename S>
+TOQUE_INLINE void add_packed_block(const uint8_t* record, const int8_t* a, const float* fields, S& sums) {
+  constexpr int kGroups = kGroup / format_shape(F).group;
+  if constexpr (G < kGroups) {
+    const uint16_t* scales = (const uint16_t*)(record + 32 * (H * kGroups + G));
+    const uint8_t* codes = record + codes_offset(F) + H * block_bytes(F);
+    add_group<F, false, T, G>(
+        [=]() __attribute__((always_inline)) { return load_f16(scales); },
+        [=]() __attribute__((always_inline)) { return load_f16(scales + scale_bytes(F) / 2); }, codes, a,
+        fields, sums);
+    add_packed_block<F, T, H, G + 1>(record, a, fields, sums);
+  }
 }
 
 template <Format F, int T>
-void integer_tile(const TileArgs& args) {
+void packed_tile(const TileArgs& args) {
   Sums<T, (T > kRegisterSums)> sums(args.sums);
   const uint8_t* record = args.weights;
   const int8_t* a = (const int8_t*)args.codes;
@@ -116,13 +128,60 @@ void integer_tile(const TileArgs& args) {
     if constexpr (T == 1) {
       for (size_t i = 0; i < record_bytes(F); i += 64) prefetch(record + kPrefetchBytes + i);
     }
-    add_block<F, T, 0>(record, a, fields, sums);
-    add_block<F, T, 1>(record, a + kGroup * T, fields + kScaleFields * T, sums);
+    add_packed_block<F, T, 0>(record, a, fields, sums);
+    add_packed_block<F, T, 1>(record, a + kGroup * T, fields + kScaleFields * T, sums);
     record += record_bytes(F);
     a += kRecord * T;
     fields += 2 * kScaleFields * T;
   }
-  if (args.cols % kRecord) add_block<F, T, 0>(record, a, fields, sums);
+  if (args.cols % kRecord) add_packed_block<F, T, 0>(record, a, fields, sums);
+  sums.finish();
+}
+
+// An unpacked tile: per block of 32 k its scales and mins as floats, then its codes (see unpack_block).
+TOQUE_CONSTEXPR size_t unpacked_scales(Format format) {
+  FormatShape shape = format_shape(format);
+  return (size_t)(kGroup / shape.group) * (shape.asymmetric ? 2 : 1) * 64;
+}
+TOQUE_CONSTEXPR size_t unpacked_tile_bytes(Format format, int cols) {
+  return (size_t)(cols / kGroup) * (unpacked_scales(format) + unpacked_bytes(format));
+}
+
+template <Format F>
+void unpack_tile(const uint8_t* tile, int cols, uint8_t* out) {
+  constexpr FormatShape kShape = format_shape(F);
+  constexpr int kGroups = kGroup / kShape.group;
+  for (int block = 0; block < cols / kGroup; ++block) {
+    const uint8_t* record = tile + (size_t)(block / 2) * record_bytes(F);
+    const uint16_t* scales = (const uint16_t*)record + block % 2 * kGroups * kTileRows;
+    for (int g = 0; g < kGroups; ++g, out += 64) store((float*)out, load_f16(scales + g * kTileRows));
+    if constexpr (kShape.asymmetric) {
+      store((float*)out, load_f16(scales + scale_bytes(F) / 2));
+      out += 64;
+    }
+    unpack_block<F>(record + codes_offset(F) + block % 2 * block_bytes(F), out);
+    out += unpacked_bytes(F);
+  }
+}
+
+template <Format F, int T>
+void unpacked_tile(const TileArgs& args) {
+  Sums<T, (T > kRegisterSums)> sums(args.sums);
+  const uint8_t* block = args.weights;
+  const int8_t* a = (const int8_t*)args.codes;
+  const float* fields = args.scales;
+  for (int k = args.cols; k > 0; k -= kGroup) {
+    const float* scales = (const float*)block;
+    const uint8_t* codes = block + unpacked_scales(F);
+    auto first = [=]() __attribute__((always_inline)) { return load(scales); };
+    auto second = [=]() __attribute__((always_inline)) { return load(scales + 16); };
+    add_group<F, kUnpackAhead, T, 0>(first, second, codes, a, fields, sums);
+    if constexpr (format_shape(F).group == 16)
+      add_group<F, kUnpackAhead, T, 1>(second, second, codes, a, fields, sums);
+    block += unpacked_scales(F) + unpacked_bytes(F);
+    a += kGroup * T;
+    fields += kScaleFields * T;
+  }
   sums.finish();
 }
 
@@ -181,77 +240,108 @@ void bf16_tile(const TileArgs& args) {
   for (int t = 0; t < T; ++t) store(args.sums + 16 * t, sums[t]);
 }
 
-template <Format F, int T>
-void any_tile(const TileArgs& args) {
-  if constexpr (is_integer(F)) {
-    integer_tile<F, T>(args);
-  } else if constexpr (F == Format::kBF16 && kBF16Pairs) {
-    bf16_tile<T>(args);
-  } else {
-    float_tile<F, T>(args);
-  }
-}
-
-template <Format F, int T = kTileMax>
-TileKernel kernel_for_tokens(int tokens) {
-  if (tokens == T) return any_tile<F, T>;
-  if constexpr (T > 1) return kernel_for_tokens<F, T - 1>(tokens);
-  return nullptr;
-}
-
-TileKernel tile_kernel(Format format, int tokens) {
-  switch (format) {
-    case Format::kF32:
-      return kernel_for_tokens<Format::kF32>(tokens);
-    case Format::kF16:
-      return kernel_for_tokens<Format::kF16>(tokens);
-    case Format::kBF16:
-      return kernel_for_tokens<Format::kBF16>(tokens);
-    case Format::kW4:
-      return kernel_for_tokens<Format::kW4>(tokens);
-    case Format::kW4A:
-      return kernel_for_tokens<Format::kW4A>(tokens);
-    case Format::kW5:
-      return kernel_for_tokens<Format::kW5>(tokens);
-    case Format::kW5A:
-      return kernel_for_tokens<Format::kW5A>(tokens);
-    case Format::kW6:
-      return kernel_for_tokens<Format::kW6>(tokens);
-    case Format::kW8:
-      return kernel_for_tokens<Format::kW8>(tokens);
-  }
-  return nullptr;
-}
-
-// The token tiles of one call have two sizes at most: the larger ones come first.
-struct TilePlan {
-  int tiles, larger, size;
-  TileKernel kernel, larger_kernel;
-  size_t code_bytes, scale_floats;  // per token
-
-  TOQUE_INLINE_MEMBER TokenTile tile(int i) const {
-    return {i * size + (i < larger ? i : larger), size + (i < larger ? 1 : 0)};
-  }
-  TOQUE_INLINE_MEMBER void run(const Act& in, int i, const PackedMatrix& weight, int row_tile,
-                               float* sums) const {
-    size_t first = (size_t)tile(i).first;
-    TileArgs args{weight.data + (size_t)row_tile * weight.tile_bytes, weight.cols,
-                  in.codes + first * code_bytes, in.scales + first * scale_floats, sums};
-    (i < larger ? larger_kernel : kernel)(args);
-  }
+// The kernels of one format.
+struct FormatKernels {
+  TileKernel packed[kTileMax + 1];  // by tokens
+  TileKernel
+      unpacked[kTileMax + 1];  // the same from a tile that `unpack` has unpacked; null where that has no use
+  void (*unpack)(const uint8_t* tile, int cols, uint8_t* out);
 };
 
-TilePlan plan_tiles(const Act& in, Format format) {
-  TilePlan plan;
-  plan.tiles = token_tiles(in.tokens, in.tile_max);
-  plan.size = in.tokens / plan.tiles;
-  plan.larger = in.tokens % plan.tiles;
-  plan.kernel = tile_kernel(format, plan.size);
-  plan.larger_kernel = plan.larger ? tile_kernel(format, plan.size + 1) : nullptr;
-  plan.code_bytes = code_stride(in.kind, in.width);
-  plan.scale_floats = scale_stride(in.kind, in.width);
-  return plan;
+template <Format F, int T = 1>
+TOQUE_INLINE void fill_kernels(FormatKernels& kernels) {
+  if constexpr (T <= kTileMax) {
+    if constexpr (is_integer(F)) {
+      kernels.packed[T] = packed_tile<F, T>;
+      if constexpr (kUnpackAhead) kernels.unpacked[T] = unpacked_tile<F, T>;
+    } else if constexpr (F == Format::kBF16 && kBF16Pairs) {
+      kernels.packed[T] = bf16_tile<T>;
+    } else {
+      kernels.packed[T] = float_tile<F, T>;
+    }
+    fill_kernels<F, T + 1>(kernels);
+  } else if constexpr (is_integer(F) && kUnpackAhead) {
+    kernels.unpack = unpack_tile<F>;
+  }
 }
+
+FormatKernels kernels_of(Format format) {
+  FormatKernels kernels{};
+  switch (format) {
+    case Format::kF32:
+      fill_kernels<Format::kF32>(kernels);
+      break;
+    case Format::kF16:
+      fill_kernels<Format::kF16>(kernels);
+      break;
+    case Format::kBF16:
+      fill_kernels<Format::kBF16>(kernels);
+      break;
+    case Format::kW4:
+      fill_kernels<Format::kW4>(kernels);
+      break;
+    case Format::kW4A:
+      fill_kernels<Format::kW4A>(kernels);
+      break;
+    case Format::kW5:
+      fill_kernels<Format::kW5>(kernels);
+      break;
+    case Format::kW5A:
+      fill_kernels<Format::kW5A>(kernels);
+      break;
+    case Format::kW6:
+      fill_kernels<Format::kW6>(kernels);
+      break;
+    case Format::kW8:
+      fill_kernels<Format::kW8>(kernels);
+      break;
+  }
+  return kernels;
+}
+
+// One weight matrix against one set of packed activations.
+struct Product {
+  const PackedMatrix& weight;
+  const Act& in;
+  int tiles, larger, size;  // token tiles: the first `larger` of them have size + 1 tokens, the others size
+  size_t code_bytes, scale_floats;  // of the activations, per token
+  size_t unpacked_bytes;            // of one unpacked weight tile; 0: used as it is packed
+  FormatKernels kernels;
+
+  Product(const PackedMatrix& w, const Act& act) : weight(w), in(act) {
+    tiles = token_tiles(in.tokens, in.tile_max);
+    size = in.tokens / tiles;
+    larger = in.tokens % tiles;
+    code_bytes = code_stride(in.kind, in.width);
+    scale_floats = scale_stride(in.kind, in.width);
+    kernels = kernels_of(w.format);
+    unpacked_bytes = 0;
+    if (kernels.unpack != nullptr && tiles >= kUnpackTiles) {
+      size_t bytes = unpacked_tile_bytes(w.format, w.cols);
+      if (bytes <= kUnpackLimit) unpacked_bytes = bytes;
+    }
+  }
+
+  TokenTile tokens(int i) const {
+    return {i * size + (i < larger ? i : larger), size + (i < larger ? 1 : 0)};
+  }
+
+  // Output tile `n` as run() wants it, in `scratch` (unpacked_bytes of it) if it has to be unpacked.
+  const uint8_t* prepare(int n, uint8_t* scratch) const {
+    const uint8_t* tile = weight.data + (size_t)n * weight.tile_bytes;
+    if (unpacked_bytes == 0) return tile;
+    kernels.unpack(tile, weight.cols, scratch);
+    return scratch;
+  }
+
+  // sums[t][16] of token tile i.
+  void run(const uint8_t* prepared, int i, float* sums) const {
+    TokenTile tile = tokens(i);
+    const TileKernel* by_tokens = unpacked_bytes ? kernels.unpacked : kernels.packed;
+    by_tokens[tile.size](TileArgs{prepared, weight.cols, in.codes + tile.first * code_bytes,
+                                  in.scales + tile.first * scale_floats, sums});
+  }
+};
 
 TOQUE_INLINE f32x16 load_bias(const float* bias, int first, int count) {
   if (bias == nullptr) return zero_f32();
@@ -275,15 +365,17 @@ TOQUE_INLINE f32x16 activate(Activation activation, f32x16 x) {
 // Units of one output tile: out = y + bias, or out += y + bias.
 void store_units(const LinearArgs& args, int first_unit, int last_unit) {
   const PackedMatrix& weight = args.weight;
-  const TilePlan plan = plan_tiles(args.in, weight.format);
+  const Product product(weight, args.in);
+  uint8_t* scratch = thread_scratch(product.unpacked_bytes);
   const bool add_to_out = args.epilogue == Epilogue::kAdd;
   alignas(64) float sums[kTileMax * 16];
   for (int unit = first_unit; unit < last_unit; ++unit) {
     const int row = unit * kTileRows, rows = weight.rows - row < kTileRows ? weight.rows - row : kTileRows;
     const f32x16 bias = load_bias(args.bias, row, rows);
-    for (int i = 0; i < plan.tiles; ++i) {
-      plan.run(args.in, i, weight, unit, sums);
-      const TokenTile tokens = plan.tile(i);
+    const uint8_t* tile = product.prepare(unit, scratch);
+    for (int i = 0; i < product.tiles; ++i) {
+      product.run(tile, i, sums);
+      const TokenTile tokens = product.tokens(i);
       float* out = args.out + tokens.first * args.out_stride + row;
       for (int t = 0; t < tokens.size; ++t, out += args.out_stride) {
         f32x16 y = load(sums + 16 * t) + bias;
@@ -302,8 +394,9 @@ void store_units(const LinearArgs& args, int first_unit, int last_unit) {
 void activate_units(const LinearArgs& args, int first_unit, int last_unit) {
   const PackedMatrix &weight = args.weight, &up = args.up;
   const bool gated = args.epilogue == Epilogue::kGated;
-  const TilePlan plan = plan_tiles(args.in, weight.format);
-  const TilePlan up_plan = gated ? plan_tiles(args.in, up.format) : plan;
+  const Product product(weight, args.in), up_product(gated ? up : weight, args.in);
+  uint8_t* scratch = thread_scratch(2 * (product.unpacked_bytes + up_product.unpacked_bytes));
+  uint8_t* up_scratch = scratch + 2 * product.unpacked_bytes;
   alignas(64) float sums[2][kTileMax * 16], up_sums[2][kTileMax * 16];
   for (int unit = first_unit; unit < last_unit; ++unit) {
     const int row = unit * kGroup, rows = weight.rows - row < kGroup ? weight.rows - row : kGroup;
@@ -314,12 +407,17 @@ void activate_units(const LinearArgs& args, int first_unit, int last_unit) {
       bias[h] = load_bias(args.bias, row + h * kTileRows, count);
       up_bias[h] = load_bias(args.up_bias, row + h * kTileRows, count);
     }
-    for (int i = 0; i < plan.tiles; ++i) {
+    const uint8_t *tiles[2], *up_tiles[2];
+    for (int h = 0; h < halves; ++h) {
+      tiles[h] = product.prepare(2 * unit + h, scratch + h * product.unpacked_bytes);
+      if (gated) up_tiles[h] = up_product.prepare(2 * unit + h, up_scratch + h * up_product.unpacked_bytes);
+    }
+    for (int i = 0; i < product.tiles; ++i) {
       for (int h = 0; h < halves; ++h) {
-        plan.run(args.in, i, weight, 2 * unit + h, sums[h]);
-        if (gated) up_plan.run(args.in, i, up, 2 * unit + h, up_sums[h]);
+        product.run(tiles[h], i, sums[h]);
+        if (gated) up_product.run(up_tiles[h], i, up_sums[h]);
       }
-      const TokenTile tokens = plan.tile(i);
+      const TokenTile tokens = product.tokens(i);
       for (int t = 0; t < tokens.size; ++t) {
         f32x16 y[2] = {zero_f32(), zero_f32()};
         for (int h = 0; h < halves; ++h) {
@@ -340,31 +438,19 @@ void activate_units(const LinearArgs& args, int first_unit, int last_unit) {
   }
 }
 
-// Code of one weight. `record` and k as in packed.h, k relative to the record.
-template <Format F>
-TOQUE_INLINE int code_at(const uint8_t* record, int row, int k) {
-  constexpr int kBits = format_shape(F).bits;
-  const uint8_t* block = record + codes_offset(F) + (k / kGroup) * block_bytes(F);
-  const int quad = k % kGroup / 4, byte = row * 4 + k % 4;
-  if constexpr (kBits == 8) return block[quad * 64 + byte];
-  int code = block[quad / 2 * 64 + byte] >> (quad % 2 * 4) & 15;
-  if constexpr (kBits == 5) code |= (block[256 + byte] >> quad & 1) << 4;
-  if constexpr (kBits == 6) code |= (block[256 + quad / 4 * 64 + byte] >> (quad % 4 * 2) & 3) << 4;
-  return code;
-}
-
 template <Format F>
 void dequantize_row(const uint8_t* tile, int row, int cols, float factor, float* out) {
   constexpr FormatShape kShape = format_shape(F);
   for (int k = 0; k < cols; k += kShape.group) {
     const uint8_t* record = tile + (size_t)(k / kRecord) * record_bytes(F);
+    const uint8_t* block = record + codes_offset(F) + (k % kRecord / kGroup) * block_bytes(F);
     const int group = k % kRecord / kShape.group;
     alignas(64) float scales[16], mins[16] = {};
     store(scales, load_f16((const uint16_t*)(record + 32 * group)));
     if (kShape.asymmetric) store(mins, load_f16((const uint16_t*)(record + scale_bytes(F) + 32 * group)));
     const float scale = scales[row], min = kShape.asymmetric ? mins[row] : -(float)zero_point(F) * scale;
     for (int i = 0; i < kShape.group; ++i) {
-      int code = code_at<F>(record, row, k % kRecord + i);
+      int code = code_at<F>(block, row, (k + i) % kGroup);
       out[k + i] = factor * __builtin_fmaf((float)code, scale, min);
     }
   }

@@ -27,7 +27,12 @@
 #define TOQUE_INLINE_MEMBER inline __attribute__((always_inline))
 // Unrolls the loop that follows: trip counts are template parameters, and arrays of registers need constant
 // indices.
+// The scalar implementation has no registers to speak of and stays compact.
+#if defined(TOQUE_SIMD_AVX512) || defined(TOQUE_SIMD_AVX2)
 #define TOQUE_UNROLL _Pragma("GCC unroll 64")
+#else
+#define TOQUE_UNROLL
+#endif
 
 #if defined(TOQUE_SIMD_AVX512)
 #include "simd/avx512.h"

@@ -1,4 +1,4 @@
-// Codes of packed integer weights (packed.h) as unsigned bytes in registers.
+// Codes of packed integer weights (packed.h) as unsigned bytes in registers, or one by one.
 #pragma once
 
 #include "packed.h"
@@ -26,6 +26,18 @@ TOQUE_INLINE u8x64 unpack_quad(const uint8_t* codes) {
       return low;
     }
   }
+}
+
+// Code k (0..31) of row `row` of one block.
+template <Format F>
+TOQUE_INLINE int code_at(const uint8_t* codes, int row, int k) {
+  constexpr int kBits = format_shape(F).bits;
+  const int quad = k / 4, byte = row * 4 + k % 4;
+  if constexpr (kBits == 8) return codes[quad * 64 + byte];
+  int code = codes[quad / 2 * 64 + byte] >> (quad % 2 * 4) & 15;
+  if constexpr (kBits == 5) code |= (codes[256 + byte] >> quad & 1) << 4;
+  if constexpr (kBits == 6) code |= (codes[256 + quad / 4 * 64 + byte] >> (quad % 4 * 2) & 3) << 4;
+  return code;
 }
 
 }  // namespace toque::TOQUE_ISA

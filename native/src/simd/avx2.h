@@ -26,6 +26,7 @@ TOQUE_INLINE __m256i load_half(const void* p) { return _mm256_loadu_si256((const
 TOQUE_INLINE i32x16 load(const int32_t* p) { return {load_half(p), load_half(p + 8)}; }
 TOQUE_INLINE void store(int32_t* p, i32x16 a) { _mm256_storeu_si256((__m256i*)p, a.lo); _mm256_storeu_si256((__m256i*)(p + 8), a.hi); }
 TOQUE_INLINE u8x64 load_bytes(const void* p) { return {load_half(p), load_half((const char*)p + 32)}; }
+TOQUE_INLINE void store_bytes(void* p, u8x64 a) { _mm256_storeu_si256((__m256i*)p, a.lo); _mm256_storeu_si256((__m256i*)((char*)p + 32), a.hi); }
 TOQUE_INLINE f32x16 broadcast(float x) { __m256 v = _mm256_set1_ps(x); return {v, v}; }
 TOQUE_INLINE i32x16 broadcast(int32_t x) { __m256i v = _mm256_set1_epi32(x); return {v, v}; }
 TOQUE_INLINE u8x64 broadcast4(const void* p) { int32_t x; memcpy(&x, p, 4); __m256i v = _mm256_set1_epi32(x); return {v, v}; }

@@ -32,6 +32,7 @@ TOQUE_INLINE void store(float* p, f32x16 a) { _mm512_storeu_ps(p, a.v); }
 TOQUE_INLINE i32x16 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 TOQUE_INLINE void store(int32_t* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 TOQUE_INLINE u8x64 load_bytes(const void* p) { return {_mm512_loadu_si512(p)}; }
+TOQUE_INLINE void store_bytes(void* p, u8x64 a) { _mm512_storeu_si512(p, a.v); }
 TOQUE_INLINE f32x16 broadcast(float x) { return {_mm512_set1_ps(x)}; }
 TOQUE_INLINE i32x16 broadcast(int32_t x) { return {_mm512_set1_epi32(x)}; }
 TOQUE_INLINE u8x64 broadcast4(const void* p) { int32_t x; memcpy(&x, p, 4); return {_mm512_set1_epi32(x)}; }

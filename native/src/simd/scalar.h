@@ -59,6 +59,7 @@ TOQUE_INLINE void store(float* p, f32x16 a) { memcpy(p, a.v, sizeof a); }
 TOQUE_INLINE i32x16 load(const int32_t* p) { i32x16 r; memcpy(r.v, p, sizeof r); return r; }
 TOQUE_INLINE void store(int32_t* p, i32x16 a) { memcpy(p, a.v, sizeof a); }
 TOQUE_INLINE u8x64 load_bytes(const void* p) { u8x64 r; memcpy(r.v, p, sizeof r); return r; }
+TOQUE_INLINE void store_bytes(void* p, u8x64 a) { memcpy(p, a.v, sizeof a); }
 TOQUE_INLINE f32x16 broadcast(float x) { f32x16 r; TOQUE_LANES(r.v[i] = x); }
 TOQUE_INLINE i32x16 broadcast(int32_t x) { i32x16 r; TOQUE_LANES(r.v[i] = x); }
 TOQUE_INLINE u8x64 broadcast4(const void* p) { u8x64 r; TOQUE_LANES(memcpy(r.v + 4 * i, p, 4)); }
