@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strings import texts
 from tokenizers import AddedToken, decoders, models
@@ -123,7 +123,7 @@ def test_whole_characters_of_the_prompt_are_not_part_of_the_answer() -> None:
     assert stream(tokenizer, [[0], [1]], prompt_tail=[0, 1, 1])[0] == ["b", "", "\n"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 13), max_size=40), st.randoms(use_true_random=False), st.booleans())
 def test_deltas_add_up_to_the_whole_decoding_of_bytes(
     ids: list[int], chance: random.Random, skip: bool
@@ -151,7 +151,7 @@ def test_deltas_add_up_to_the_whole_decoding_of_bytes(
     ).decode("utf-8", "replace")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.integers(0, 11), max_size=40), st.randoms(use_true_random=False), st.booleans(), st.booleans()
 )
@@ -252,7 +252,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.text("ab", max_size=30),
     st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4),
@@ -275,7 +275,7 @@ def test_any_chunking_stops_at_the_same_place(text: str, stops: list[str], chanc
     assert (shown, followed.stopped) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text("ab", max_size=30), st.text("ab", min_size=1, max_size=6))
 def test_no_more_is_held_back_than_a_prefix_of_the_stop(text: str, stop: str) -> None:
     tokenizer = characters("ab")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toque.errors import FormatError, TemplateError
@@ -355,7 +355,7 @@ MESSAGE = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(MESSAGE, min_size=1, max_size=5), st.booleans(), st.booleans())
 def test_any_messages_render_as_hugging_face_renders_them(
     qwen_template: ChatTemplate, messages: list[dict[str, Any]], tools: bool, more: bool
