@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +145,25 @@ async def test_sigterm_drains_and_ends_what_outlives_the_grace(start_replica: St
         async for _ in stream:
             pass
     assert await exit_status(process) == 0
+    await session.close()
+
+
+async def test_a_second_sigterm_ends_what_is_left(start_replica: Start, run_folder: Path) -> None:
+    process = start_replica("--step-s", "0.01", "--drain-s", "60")
+    session = ReplicaSession("r", str(run_folder / "r.sock"))
+    session.start()
+    await session.wait_ready(20)
+    stream = session.generate(request(1, max_tokens=100_000))
+    await anext(stream)
+    process.send_signal(signal.SIGTERM)
+    await until(lambda: session.state is ReplicaState.DRAINING, 2)
+    assert flat([await anext(stream)]) == [1]
+    for _ in range(50):  # also while it is busy with the ones before
+        process.send_signal(signal.SIGTERM)
+    with pytest.raises(UnavailableError, match="the grace period is over"):
+        async for _ in stream:
+            pass
+    assert await exit_status(process, within_s=2) == 0
     await session.close()
 
 

@@ -160,10 +160,9 @@ class LocalServer:
             if connection in self._connections:
                 self._drop(connection)
             return
-        unsent = connection.wants_attention = connection.unsent > 0
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
+        connection.wants_attention = False  # before looking: whoever sends from now on says so again
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
         self._selector.modify(connection.sock, events, connection)
-        connection.wants_attention = False
 
     def _drop(self, connection: _Connection) -> None:
         self._connections.discard(connection)

@@ -65,13 +65,13 @@ def run(options: ReplicaOptions, load: Callable[[], Loaded]) -> int:
     try:
         if parent_fd is not None:
             local.watch(parent_fd, lambda: os._exit(EXIT_FAILED))
-        _drain_on_signals(replica, local, options.drain_s)
+        signals = _Signals(replica, local, options.drain_s)
         engine.start()
         if options.grpc:
             from toque.replica.grpc import GrpcServer
 
             grpc_server = GrpcServer(replica, options.grpc)
-        _serve(options, replica, local, engine)
+        _serve(options, replica, local, engine, signals)
     except ConfigError as error:
         engine.refuse(error)
     finally:
@@ -86,10 +86,13 @@ def run(options: ReplicaOptions, load: Callable[[], Loaded]) -> int:
     return engine.status
 
 
-def _serve(options: ReplicaOptions, replica: Replica, local: LocalServer, engine: _EngineThread) -> None:
+def _serve(
+    options: ReplicaOptions, replica: Replica, local: LocalServer, engine: _EngineThread, signals: _Signals
+) -> None:
     give_up: float | None = None
     while not engine.finished:
         local.serve_once(_TICK_S if replica.busy or replica.draining_s is not None else 2 * _TICK_S)
+        signals.act()
         now = time.monotonic()
         replica.tick(now)
         if options.parent_pid and parent_gone(options.parent_pid):
@@ -104,16 +107,28 @@ def _serve(options: ReplicaOptions, replica: Replica, local: LocalServer, engine
                 return
 
 
-def _drain_on_signals(replica: Replica, local: LocalServer, grace_s: float) -> None:
-    """The first SIGTERM or SIGINT drains; the second ends what is left."""
+class _Signals:
+    """The first SIGTERM or SIGINT drains; a later one ends what is left.
 
-    def drain(signum: int, frame: FrameType | None) -> None:
-        again = replica.draining_s is not None
-        replica.drain(0.0 if again else grace_s, f"asked to by {signal.Signals(signum).name}")
+    The handler only notes the signal: it may interrupt this thread while it holds a lock that draining needs.
+    """
 
-    signal.set_wakeup_fd(local.wake_fd, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, drain)
+    def __init__(self, replica: Replica, local: LocalServer, grace_s: float) -> None:
+        self._replica = replica
+        self._grace_s = grace_s
+        self._noted: list[int] = []
+        signal.set_wakeup_fd(local.wake_fd, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def act(self) -> None:
+        while self._noted:
+            name = signal.Signals(self._noted.pop(0)).name
+            again = self._replica.draining_s is not None
+            self._replica.drain(0.0 if again else self._grace_s, f"asked to by {name}")
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._noted.append(signum)
 
 
 def _exit_now(engine: _EngineThread) -> None:
