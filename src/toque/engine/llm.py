@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -142,7 +142,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
-    ) -> Iterator[CompletionDelta]:
+    ) -> Generator[CompletionDelta, None, None]:
         """`generate`, piece by piece; ``delta.index`` is the number of the prompt."""
         encoded, _ = self._encode(prompts)
         return self._run(encoded, sampling, stop, continues=True)
@@ -155,7 +155,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         continue_final_message: bool = False,
         template_extra: Mapping[str, Any] | None = None,
-    ) -> Iterator[CompletionDelta]:
+    ) -> Generator[CompletionDelta, None, None]:
         """`chat`, piece by piece."""
         encoded, _ = self._render(messages, continue_final_message, template_extra)
         return self._run(encoded, sampling, stop, continues=continue_final_message)
@@ -236,7 +236,7 @@ class LLM:
         stop: str | Sequence[str],
         *,
         continues: bool,
-    ) -> Iterator[CompletionDelta]:
+    ) -> Generator[CompletionDelta, None, None]:
         """Everything between token ids and deltas. All requests of a call share one inbox."""
         inbox: deque[SequenceOutput] = deque()
         unfinished: dict[str, Answer] = {}
