@@ -15,14 +15,22 @@ constexpr int kChunk = 256;
 constexpr int kMaxRows = 6;  // rows that share a pass over K or V
 constexpr float kMasked = -1e30f;
 
-// acc[r] += low half of `pairs` * x[r][0] + high half * x[r][1], for R rows `stride` elements apart.
+// How keys, values, queries and probabilities are stored, and the one product over them:
+//
+//   add_pairs<R>: acc[r] += a * x[r][0] + b * x[r][1] for R rows `stride` elements apart, where a and b are
+//   the vectors of two neighbouring dims of 16 keys, or of 16 columns of two neighbouring tokens' values.
 #if defined(TOQUE_SIMD_AVX512)
-// Queries and probabilities as bf16 pairs, for the dot-product instruction; 32 registers.
+// bf16 in pairs, for the dot-product instruction: K [dim / 2][16 tokens][2], V [16 / 2][dim][2]; 32
+// registers.
 using Element = uint16_t;
 constexpr int tiles_at_once(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 constexpr int columns_at_once(int rows) { return rows <= 3 ? 4 : 2; }
+TOQUE_INLINE const uint8_t* key_pair(const uint8_t* keys, int d) { return keys + (size_t)d * 32; }
+TOQUE_INLINE const uint8_t* value_pair(const uint8_t* values, int t, int column, int dim) {
+  return values + ((size_t)t * dim + 2 * (size_t)column) * 2;
+}
 template <int R>
-TOQUE_INLINE void add_pairs(f32x16* acc, const void* pairs, const Element* x, size_t stride) {
+TOQUE_INLINE void add_pairs(f32x16* acc, const uint8_t* pairs, size_t, const Element* x, size_t stride) {
   const i32x16 p = load((const int32_t*)pairs);
   TOQUE_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -32,26 +40,42 @@ TOQUE_INLINE void add_pairs(f32x16* acc, const void* pairs, const Element* x, si
   }
 }
 TOQUE_INLINE void store_elements(Element* p, f32x16 x) { store_bf16(p, x); }
+TOQUE_INLINE void store_cache(uint16_t* p, f32x16 x) { store_bf16(p, x); }
+TOQUE_INLINE size_t key_index(int slot, int d, int) { return ((size_t)(d / 2) * kTile + slot) * 2 + d % 2; }
+TOQUE_INLINE size_t value_index(int slot, int d, int dim) {
+  return ((size_t)(slot / 2) * dim + d) * 2 + slot % 2;
+}
 #else
-// Queries and probabilities stay f32; 16 registers of half the width: twelve hold sums, so the compiler must
-// not hold both halves of the pairs, or broadcasts for the next vector, at the same time. The fences make it
-// load them again.
+// f16 in rows, K [dim][16 tokens], V [16][dim]: conversion is one instruction, and three more bits than bf16
+// keep the cache out of the error. Queries and probabilities stay f32. There are 16 registers of half the
+// width and twelve hold sums, so the compiler must not hold both vectors, or broadcasts for the next ones, at
+// the same time: the fences make it load them again.
 using Element = float;
 constexpr int tiles_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 constexpr int columns_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 #define TOQUE_FENCE asm volatile("" ::: "memory")
+TOQUE_INLINE const uint8_t* key_pair(const uint8_t* keys, int d) { return keys + (size_t)d * 32; }
+TOQUE_INLINE const uint8_t* value_pair(const uint8_t* values, int t, int column, int dim) {
+  return values + ((size_t)t * dim + column) * 2;
+}
 template <int R>
-TOQUE_INLINE void add_pairs(f32x16* acc, const void* pairs, const Element* x, size_t stride) {
-  const f32x16 low = bf16_low(load((const int32_t*)pairs));
+TOQUE_INLINE void add_pairs(f32x16* acc, const uint8_t* first, size_t next, const Element* x, size_t stride) {
+  const f32x16 a = load_f16((const uint16_t*)first);
   TOQUE_UNROLL
-  for (int r = 0; r < R; ++r) acc[r] = fma(low, broadcast(x[r * stride]), acc[r]);
+  for (int r = 0; r < R; ++r) acc[r] = fma(a, broadcast(x[r * stride]), acc[r]);
   TOQUE_FENCE;
-  const f32x16 high = bf16_high(load((const int32_t*)pairs));
+  const f32x16 b = load_f16((const uint16_t*)(first + next));
   TOQUE_UNROLL
-  for (int r = 0; r < R; ++r) acc[r] = fma(high, broadcast(x[r * stride + 1]), acc[r]);
+  for (int r = 0; r < R; ++r) acc[r] = fma(b, broadcast(x[r * stride + 1]), acc[r]);
   TOQUE_FENCE;
 }
 TOQUE_INLINE void store_elements(Element* p, f32x16 x) { store(p, x); }
+TOQUE_INLINE void store_cache(uint16_t* p, f32x16 x) {
+  const f32x16 limit = broadcast(65504.0f);  // the largest f16: a key beyond it must not become infinite
+  store_f16(p, min(max(x, zero_f32() - limit), limit));
+}
+TOQUE_INLINE size_t key_index(int slot, int d, int) { return (size_t)d * kTile + slot; }
+TOQUE_INLINE size_t value_index(int slot, int d, int dim) { return (size_t)slot * dim + d; }
 #endif
 
 TOQUE_INLINE const Element* query(const AttendChunk& c, int row) {
@@ -77,12 +101,11 @@ void score(const AttendChunk& c, int row, int tile, bool prefetch_v) {
   const size_t v = half_tile_bytes(c);
   const int dim = c.head_dim;
   for (int d = 0; d < dim; d += 2) {
-    const size_t line = (size_t)d * 32;
     if (prefetch_v) {
-      for (int n = 0; n < N; ++n) prefetch(k[n] + v + line);
+      for (int n = 0; n < N; ++n) prefetch(k[n] + v + (size_t)d * 32);
     }
     TOQUE_UNROLL
-    for (int n = 0; n < N; ++n) add_pairs<R>(acc[n], k[n] + line, q + d, (size_t)dim);
+    for (int n = 0; n < N; ++n) add_pairs<R>(acc[n], key_pair(k[n], d), kTile * 2, q + d, (size_t)dim);
   }
   TOQUE_UNROLL
   for (int n = 0; n < N; ++n) {
@@ -108,13 +131,16 @@ void accumulate(const AttendChunk& c, int row, int column, int first_tile, bool 
   const int pairs_end = (c.n_tokens + 1) / 2;
   for (int i = first_tile * kTile / 2; i < pairs_end; ++i) {
     const int tile = i / 8;
-    const uint8_t* v = c.tiles[tile] + half_tile_bytes(c) + (size_t)(i % 8) * pair_bytes + (size_t)column * 4;
+    const uint8_t* v = c.tiles[tile] + half_tile_bytes(c);
     if (prefetch_k && tile < c.n_next) {
       const uint8_t* next = c.next[tile] + (size_t)(i % 8) * pair_bytes;
       for (size_t line = 0; line < pair_bytes; line += 64) prefetch(next + line);
     }
     TOQUE_UNROLL
-    for (int j = 0; j < C; ++j) add_pairs<R>(acc[j], v + j * 64, p + 2 * i, kRowElements);
+    for (int j = 0; j < C; ++j) {
+      add_pairs<R>(acc[j], value_pair(v, 2 * (i % 8), column + j * kTile, dim), (size_t)dim * 2, p + 2 * i,
+                   kRowElements);
+    }
   }
   TOQUE_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -248,21 +274,17 @@ void prepare_query(const float* q, int head_dim, float scale, void* prepared) {
 
 void store_kv(uint8_t* tile, int slot, const float* k, const float* v, int head_dim) {
   uint16_t* const keys = (uint16_t*)tile;
-  uint16_t* const values = keys + (size_t)kTile * head_dim + (size_t)(slot / 2) * head_dim * 2;
-  for (int d = 0; d < head_dim; d += kTile) {
+  uint16_t* const values = keys + (size_t)kTile * head_dim;
+  for (int begin = 0; begin < head_dim; begin += kTile) {
     uint16_t key[kTile], value[kTile];
-    store_bf16(key, load(k + d));
-    store_bf16(value, load(v + d));
-    for (int i = 0; i < kTile; i += 2) memcpy(keys + ((d + i) / 2 * kTile + slot) * 2, key + i, 4);
-    if (slot % 2 == 0) {
-      // The neighbour's place is cleared: it is read, times zero, before the neighbour exists.
-      for (int i = 0; i < kTile; ++i) {
-        const uint32_t pair = value[i];
-        memcpy(values + (d + i) * 2, &pair, 4);
-      }
-    } else {
-      for (int i = 0; i < kTile; ++i) values[(d + i) * 2 + 1] = value[i];
+    store_cache(key, load(k + begin));
+    store_cache(value, load(v + begin));
+    for (int i = 0; i < kTile; ++i) {
+      keys[key_index(slot, begin + i, head_dim)] = key[i];
+      values[value_index(slot, begin + i, head_dim)] = value[i];
     }
+    // The neighbour's place is cleared: it is read, times zero, before the neighbour exists.
+    for (int i = 0; i < kTile && slot % 2 == 0; ++i) values[value_index(slot + 1, begin + i, head_dim)] = 0;
   }
 }
 

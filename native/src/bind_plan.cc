@@ -106,6 +106,19 @@ class Model {
     flush(label, in);
   }
 
+  // Returns the rows it writes.
+  Rows refined_linear(const std::string& label, const Rows& x, const PackedMatrix& weight) {
+    if (x.width != weight.cols || kernels.act_kind(weight.format) != ActKind::kI8) {
+      throw std::invalid_argument("refined_linear takes a weight for int8 activations as wide as x");
+    }
+    LinearPart part;
+    part.weight = weight;
+    part.out = plan.rows(weight.rows, x.domain, 2);
+    const Rows out = part.out;
+    build.refined_linear(label, x, std::move(part));
+    return out;
+  }
+
   void gated_linear(const std::string& label, const ActBuffer& in, const PackedMatrix& gate,
                     const PackedMatrix& up, std::optional<Floats> gate_bias, std::optional<Floats> up_bias,
                     const std::string& activation, const Rows* rows, const ActBuffer* act) {
@@ -192,8 +205,8 @@ StepInput step_input(const Ints& tokens, const Ints& positions, const Ints& star
   return step;
 }
 
-nb::object run_logits(Model& model, Ints tokens, Ints positions, Ints starts, Ints context,
-                      IntTable block_tables, Ints rows) {
+nb::ndarray<nb::numpy, float, nb::ndim<2>> run_logits(Model& model, Ints tokens, Ints positions, Ints starts,
+                                                      Ints context, IntTable block_tables, Ints rows) {
   const StepInput step = step_input(tokens, positions, starts, context, block_tables, rows);
   {
     nb::gil_scoped_release release;
@@ -204,7 +217,7 @@ nb::object run_logits(Model& model, Ints tokens, Ints positions, Ints starts, In
   for (int row = 0; row < step.n_rows; ++row) {
     std::memcpy(out.data() + row * width, model.logits.row(row), width * sizeof(float));
   }
-  return nb::cast(out);
+  return out;
 }
 
 // (tokens, logprobs, top_ids, top_logprobs); the last three are None when no row asked for any.
@@ -332,6 +345,14 @@ void bind_plan(nb::module_& m) {
       .def("linear", &Model::linear, "label"_a, "x"_a, "weight"_a, "bias"_a.none(), "out"_a, "add"_a,
            "`add`: to what `out` already holds.")
       .def("shared_linear", &Model::shared_linear, "label"_a, "x"_a, "weights"_a, "biases"_a, "outs"_a)
+      .def("refined_linear", &Model::refined_linear, "label"_a, "x"_a, "weight"_a,
+           "With activations of twice the precision; returns its output.")
+      .def(
+          "takes_int8",
+          [](const Model& self, const PackedMatrix& w) {
+            return self.kernels.act_kind(w.format) == ActKind::kI8;
+          },
+          "weight"_a)
       .def("gated_linear", &Model::gated_linear, "label"_a, "x"_a, "gate"_a, "up"_a, "gate_bias"_a.none(),
            "up_bias"_a.none(), "act_name"_a, "rows"_a.none(), "act"_a.none())
       .def(
@@ -401,7 +422,8 @@ void bind_plan(nb::module_& m) {
           "suppress"_a, "suppress_until"_a, "prompt"_a, "output"_a)
       .def(
           "close_slot", [](Model& self, int slot) { self.sampler->close(slot); }, "slot"_a)
-      .def("logits", &run_logits)
+      .def("logits", &run_logits, "tokens"_a, "positions"_a, "starts"_a, "context"_a, "block_tables"_a,
+           "rows"_a)
       .def("step", &run_step, "tokens"_a, "positions"_a, "starts"_a, "context"_a, "block_tables"_a, "rows"_a,
            "slots"_a, "targets"_a, "top"_a, "masks"_a.none())
       .def(

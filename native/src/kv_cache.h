@@ -3,13 +3,13 @@
 // A block holds 32 consecutive tokens of one sequence for every layer and head of the model:
 //
 //   block = layer 0 | layer 1 | ...        layer = head 0 | head 1 | ...      head = tile | tile
-//   tile  = 16 tokens of one head in bfloat16: K as [dim/2][16 tokens][2 dims], then V as [16/2][dim][2
-//   tokens]
+//   tile  = 16 tokens of one head, 16 bits a number: K with the tokens innermost, then V with the dims
+//   innermost
 //
-// K lies transposed so that one vector holds 16 tokens' scores in the making, V pairs neighbouring tokens:
-// both products of attention read contiguous vectors, broadcast the query or the probability, and never sum
-// across lanes. Both halves are what a bfloat16 dot-product instruction takes; without one, shifts split a
-// pair into two floats.
+// K lies transposed so that one vector holds 16 tokens' scores in the making: both products of attention read
+// contiguous vectors, broadcast the query or the probability, and never sum across lanes. Number format and
+// exact order are the instruction set's own (attention_kernels.cc): f16, or bf16 in pairs where there is a
+// dot product for those.
 #pragma once
 
 #include <cstddef>

@@ -31,24 +31,24 @@ uint8_t* Plan::memory(size_t bytes) {
   return memory_.back().data();
 }
 
-Rows Plan::rows(int width, Domain domain) {
+Rows Plan::rows(int width, Domain domain, int copies) {
   Rows rows;
   rows.width = width;
   rows.stride = static_cast<int>(round_up(static_cast<size_t>(width), 64));
   rows.domain = domain;
-  rows.data =
-      reinterpret_cast<float*>(memory(sizeof(float) * rows.stride * static_cast<size_t>(max_count(domain))));
+  rows.data = reinterpret_cast<float*>(
+      memory(sizeof(float) * rows.stride * static_cast<size_t>(copies * max_count(domain))));
   return rows;
 }
 
-ActBuffer Plan::act(ActKind kind, int width, Domain domain, int tile_max, bool per_worker) {
-  ActBuffer buffer{kind, width, domain, tile_max, {}, {}};
+ActBuffer Plan::act(ActKind kind, int width, Domain domain, int tile_max, bool per_worker, int copies) {
+  ActBuffer buffer{kind, width, domain, tile_max, copies, {}, {}};
   const auto add = [&](int tokens) {
     buffer.codes.push_back(memory(act_code_bytes(kind, tokens, width)));
     buffer.scales.push_back(
         reinterpret_cast<float*>(memory(act_scale_count(kind, tokens, width) * sizeof(float) + 64)));
   };
-  add(max_count(domain));
+  add(copies * max_count(domain));
   for (int worker = 1; per_worker && worker < threads(); ++worker) add(1);
   return buffer;
 }

@@ -62,9 +62,9 @@ class Plan {
   int max_count(Domain domain) const { return domain == Domain::kTokens ? max_tokens_ : max_rows_; }
 
   // A new buffer; it lives as long as the plan.
-  Rows rows(int width, Domain domain);
+  Rows rows(int width, Domain domain, int copies = 1);
   // `per_worker`: see ActBuffer.
-  ActBuffer act(ActKind kind, int width, Domain domain, int tile_max, bool per_worker);
+  ActBuffer act(ActKind kind, int width, Domain domain, int tile_max, bool per_worker, int copies = 1);
   // Every worker gets at least this much scratch.
   void need_scratch(size_t floats);
 

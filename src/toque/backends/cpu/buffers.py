@@ -6,7 +6,7 @@ A value lives as float rows, as packed activations (what linear kernels read), o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from toque import _native
@@ -18,9 +18,9 @@ LINEAR_OPS = frozenset({"linear", "gated_linear"})
 class Uses:
     """Who reads each value as what, and when for the last time."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, as_rows: Iterable[Value]) -> None:
         self._last: dict[int, int] = {}
-        self._as_rows = {graph.output.id}
+        self._as_rows = {graph.output.id, *(value.id for value in as_rows)}
         for index, node in enumerate(graph.nodes):
             for position, value in enumerate(node.inputs):
                 self._last[value.id] = index
@@ -67,12 +67,16 @@ class BufferPool:
             place.give_back.append(lambda: free.append(rows))
         return place.rows
 
-    def act(self, place: Place, reader: _native.PackedMatrix, *, per_worker: bool = False) -> _native.ActBuffer:
+    def act(
+        self, place: Place, reader: _native.PackedMatrix, *, per_worker: bool = False
+    ) -> _native.ActBuffer:
         """The place's packed activations of the kind that ``reader`` takes."""
         kind = self._model.act_kind(reader)
         if kind not in place.acts:
             free = self._acts[kind, reader.cols, place.per_row, per_worker]
-            act = place.acts[kind] = free.pop() if free else self._model.act(reader, place.per_row, per_worker)
+            act = place.acts[kind] = (
+                free.pop() if free else self._model.act(reader, place.per_row, per_worker)
+            )
             place.give_back.append(lambda: free.append(act))
         return place.acts[kind]
 

@@ -29,7 +29,8 @@ class CpuBackend:
     def lower(self, graph: Graph, checkpoint: Checkpoint, options: BackendOptions) -> CpuExecutable:
         if options.kv_dtype not in ("auto", "bf16"):
             raise ConfigError(
-                f"kv_dtype must be auto or bf16 on the cpu backend, got {options.kv_dtype!r}", param="kv_dtype"
+                f"kv_dtype must be auto or bf16 on the cpu backend, got {options.kv_dtype!r}",
+                param="kv_dtype",
             )
         try:
             isa = _native.resolve_isa(options.isa)

@@ -41,7 +41,9 @@ class PackedWeights:
         try:
             return _native.packed_size(tensor.dtype, *tensor.shape)
         except ValueError as error:
-            raise UnsupportedModelError(f"{tensor.name} ({tensor.dtype}): {error}", param=tensor.name) from None
+            raise UnsupportedModelError(
+                f"{tensor.name} ({tensor.dtype}): {error}", param=tensor.name
+            ) from None
 
     def _pack(self, tensor: TensorData, threads: int) -> _native.PackedMatrix:
         raw = np.ascontiguousarray(tensor.raw)
