@@ -46,6 +46,8 @@ FENCED = {
     "uvicorn": {"gateway"},
     "huggingface_hub": {"registry/sources/hf.py"},
     "click": {"cli"},
+    "sqlalchemy": {"monitor/ledger"},
+    "alembic": {"monitor/ledger"},
 }
 
 

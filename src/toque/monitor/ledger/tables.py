@@ -1,0 +1,100 @@
+"""The ledger's tables. Money is in billionths of the currency, device time in nanoseconds: integers add up."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, String, Table, text
+
+metadata = MetaData()
+
+# What a roll-up is kept apart by, besides the hour or day.
+GROUPS = ("tenant", "key_id", "model", "version", "endpoint")
+COUNTED = ("ok", "cancelled", "failed", "refused", "lost")
+SUMMED = (
+    "choices",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "queue_us",
+    "ttft_us",
+    "total_us",
+    "device_ns",
+    "list_nano",
+    "cost_nano",
+)
+MEASURES = ("requests", *COUNTED, *SUMMED)
+
+_OPEN = text("outcome = 'open'")
+
+usage_event = Table(
+    "usage_event",
+    metadata,
+    Column("request_id", String(160), primary_key=True),
+    Column("opened_at", BigInteger, nullable=False),  # microseconds since the epoch
+    Column("closed_at", BigInteger, nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("client_id", String(160), nullable=False),
+    Column("idempotency_key", String(256), nullable=False),
+    Column("gateway", String(64), nullable=False),
+    Column("tenant", String(128), nullable=False),
+    Column("key_id", String(128), nullable=False),
+    Column("endpoint", String(64), nullable=False),
+    Column("model", String(256), nullable=False),
+    Column("version", String(256), nullable=False),
+    Column("replica", String(128), nullable=False),
+    Column("stream", Boolean, nullable=False),
+    Column("choices", Integer, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("finish_reason", String(32), nullable=False),
+    Column("error_code", String(64), nullable=False),
+    Column("queue_us", BigInteger, nullable=False),
+    Column("ttft_us", BigInteger, nullable=False),
+    Column("total_us", BigInteger, nullable=False),
+    Column("device_ns", BigInteger, nullable=False),
+    Column("list_nano", BigInteger, nullable=False),
+    Column("cost_nano", BigInteger, nullable=False),
+    Index("usage_event_closed_at", "closed_at"),
+    Index("usage_event_client_id", "client_id"),
+    Index("usage_event_open", "gateway", sqlite_where=_OPEN, postgresql_where=_OPEN),
+)
+
+usage_attempt = Table(
+    "usage_attempt",
+    metadata,
+    Column("request_id", String(160), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("replica", String(128), nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("device_ns", BigInteger, nullable=False),
+    Column("cost_nano", BigInteger, nullable=False),
+    Column("error_code", String(64), nullable=False),
+)
+
+
+def _rollup(name: str) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column(
+            "bucket", BigInteger, primary_key=True, autoincrement=False
+        ),  # its begin, seconds since the epoch
+        Column("tenant", String(128), primary_key=True),
+        Column("key_id", String(128), primary_key=True),
+        Column("model", String(256), primary_key=True),
+        Column("version", String(256), primary_key=True),
+        Column("endpoint", String(64), primary_key=True),
+        *(Column(measure, BigInteger, nullable=False) for measure in MEASURES),
+    )
+
+
+usage_hour = _rollup("usage_hour")
+usage_day = _rollup("usage_day")
+ROLLUPS = {3_600: usage_hour, 86_400: usage_day}
