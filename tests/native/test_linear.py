@@ -82,11 +82,16 @@ def test_splits_of_the_outputs_change_nothing(isa, chunk):
     assert_same_bits(_native.linear(isa, weight, x, up=up, activation="silu", chunk=chunk), gated)
 
 
-@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "scalar"])
-@pytest.mark.parametrize("dtype", ALL_TYPES)
+def same_bits_everywhere(dtype, isa):
+    """All but AVX-512's bf16 pairs, which the hardware rounds on its own terms."""
+    return not (dtype == "BF16" and isa.startswith("avx512"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "isa"),
+    [(d, i) for d in ALL_TYPES for i in ISAS if i != "scalar" and same_bits_everywhere(d, i)],
+)
 def test_every_instruction_set_gives_the_same_bits(dtype, isa):
-    if dtype == "BF16" and isa.startswith("avx512"):
-        pytest.skip("bf16 pairs round on their own terms there")
     cols = columns(dtype)
     weight = pack(dtype, raw_rows(dtype, 33, cols), cols)
     for tokens in (1, 5, 13):

@@ -12,7 +12,11 @@
 
 namespace toque::TOQUE_ISA {
 
-constexpr int kTileMax = 12;       // tokens in a tile
+#if defined(TOQUE_EMULATE_AVX512)
+constexpr int kTileMax = 3;  // as below in all but size: emulated instructions are slow to compile
+#else
+constexpr int kTileMax = 12;  // tokens in a tile
+#endif
 constexpr int kRegisterSums = 12;  // up to so many tokens, a tile's running sums are kept in registers
 constexpr bool kBF16Pairs = true;  // bf16 weights take bf16 activations (bf16_dot is one instruction)
 
