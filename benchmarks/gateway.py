@@ -15,16 +15,48 @@ import json
 import multiprocessing
 import statistics
 import time
+from collections.abc import AsyncGenerator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 
 from toque.bench.client import Record, Target, chat
+from toque.routing.fake import FakeEngineClient, Script
+from toque.types import EngineRequest, FinishReason, ModelCard, SequenceOutput
 
 ROOT = Path(__file__).resolve().parent.parent
 PACE = 25  # tokens per second of a paced stream
 TEXT = " ".join(f"word{i % 37} and" for i in range(33))  # about 100 tokens
+
+
+class SteppedEngine(FakeEngineClient):
+    """All running requests get their next token in the same step, as from a real engine: one wakeup, many streams."""
+
+    def __init__(self, tokens: list[int], steps_per_second: float) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._period = 1 / steps_per_second
+        self._step = asyncio.Event()
+        self._clock: asyncio.Task[None] | None = None
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+        if self._clock is None:
+            self._clock = asyncio.create_task(self._tick())
+        limit = request.sampling.max_tokens or 0
+        for i in range(limit):
+            await self._step.wait()
+            last = i == limit - 1
+            token = self._tokens[i % len(self._tokens)]
+            yield SequenceOutput(
+                request.request_id, [token], finish_reason=FinishReason.LENGTH if last else None
+            )
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._period)
+            step, self._step = self._step, asyncio.Event()
+            step.set()
 
 
 def server(model: Path, pipe: Connection) -> None:
@@ -35,10 +67,8 @@ def server(model: Path, pipe: Connection) -> None:
     from toque.gateway.deployment import Deployment
     from toque.gateway.listen import bind
     from toque.gateway.server import GatewayServer
-    from toque.routing.fake import FakeEngineClient, Script
     from toque.text.template import load_template
     from toque.text.tokenizer import load_tokenizer
-    from toque.types import ModelCard
 
     checkpoint = load_checkpoint(model)
     tokenizer = load_tokenizer(checkpoint)
@@ -48,11 +78,10 @@ def server(model: Path, pipe: Connection) -> None:
     settings = load_settings({"server.port": 0}, environ={})
     card = ModelCard("m", "llama", 1, "Q4_1", 8192, checkpoint.config.vocab_size)
     template = load_template(checkpoint, tokenizer)
+    engines = {"instant": FakeEngineClient(Script(tokens)), "paced": SteppedEngine(words, PACE)}
     deployments = {
-        name: Deployment(
-            name, FakeEngineClient(Script(tokens, delay_s=delay)), tokenizer, template, card, settings.limits
-        )
-        for name, delay in (("instant", 0.0), ("paced", 1 / PACE))
+        name: Deployment(name, engine, tokenizer, template, card, settings.limits)
+        for name, engine in engines.items()
     }
     app = create_app(deployments, settings)
     listener = bind(settings.server, False)
