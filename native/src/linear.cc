@@ -72,6 +72,10 @@ struct Sums {
 // stops at page ends; 2 kB ahead hides a DRAM miss.
 constexpr int kPrefetchBytes = 2048;
 
+// Token counts for which the packed kernels fetch ahead: those that read a weight once or nearly so. (Where
+// tiles are unpacked ahead, the packed kernels only ever see a single token tile.)
+constexpr int kPrefetchTokens = kUnpackAhead ? kTileMax : 4;
+
 // Unpack a weight tile ahead for so many token tiles or more, if it takes no more than this (it should stay
 // in L2).
 constexpr int kUnpackTiles = 2;
@@ -125,7 +129,7 @@ void packed_tile(const TileArgs& args) {
   const int8_t* a = (const int8_t*)args.codes;
   const float* fields = args.scales;
   for (int k = args.cols; k >= kRecord; k -= kRecord) {
-    if constexpr (T == 1) {
+    if constexpr (T <= kPrefetchTokens) {
       for (size_t i = 0; i < record_bytes(F); i += 64) prefetch(record + kPrefetchBytes + i);
     }
     add_packed_block<F, T, 0>(record, a, fields, sums);
