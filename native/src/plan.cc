@@ -27,7 +27,8 @@ Plan::Plan(std::shared_ptr<Pool> pool, int max_tokens, int max_rows, int max_seq
     : pool_(std::move(pool)), max_tokens_(max_tokens), max_rows_(max_rows), max_sequences_(max_sequences) {}
 
 uint8_t* Plan::memory(size_t bytes) {
-  memory_.emplace_back(round_up(bytes, 64));
+  // Small pages: a step of one token touches the first row of each buffer, and would commit 2 MB for each.
+  memory_.emplace_back(round_up(bytes, 64), false);
   return memory_.back().data();
 }
 
@@ -92,7 +93,7 @@ void Plan::check(const StepInput& step) const {
 void Plan::step(const StepInput& step) {
   check(step);
   while (static_cast<int>(scratch_.size()) < threads())
-    scratch_.emplace_back(scratch_floats_ * sizeof(float));
+    scratch_.emplace_back(scratch_floats_ * sizeof(float), false);
   int last = 0;
   for (int s = 0; s < step.n_sequences; ++s) last = std::max(last, step.context[s] - 1);
   for (auto& rope : ropes_) rope->cover(last);
