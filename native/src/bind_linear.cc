@@ -239,8 +239,10 @@ double time_linear(const std::string& isa, const std::vector<const PackedMatrix*
   split(parts, parts, [&](int part, int) {
     int round = 0;
     for (int repeat = 0; repeat < repeats; ++repeat) {
-      meet(++round);
+      // Before the barrier: a thread preempted just after it would start its clock late, with the others at
+      // work.
       auto start = std::chrono::steady_clock::now();
+      meet(++round);
       for (const LinearArgs& args : calls) {
         table.linear(args, static_cast<int>(int64_t{units} * part / parts),
                      static_cast<int>(int64_t{units} * (part + 1) / parts));
