@@ -73,6 +73,7 @@ class Applier:
         self.rejected = 0
         self.failing_since = 0.0  # seconds since the epoch; 0: the database takes what it gets
         self.problem = ""
+        self.busy_since = 0.0  # monotonic seconds; 0: it waits for work
         self._thread = threading.Thread(target=self._run, name="toque-ledger-db", daemon=True)
 
     def start(self) -> None:
@@ -102,6 +103,7 @@ class Applier:
             self._wake.wait(delay)
             self._wake.clear()
             try:
+                self.busy_since = time.monotonic()
                 self._work()
                 delay = self._interval_s
                 if self.problem:
@@ -119,6 +121,8 @@ class Applier:
                 self.failing_since = self.failing_since or self._clock()
                 self.problem = f"{type(error).__name__}: {error}"
                 delay = min(MAX_RETRY_S, 2 * max(delay, 0.25))
+            finally:
+                self.busy_since = 0.0
         if self._database is not None:
             self._database.close()
 
@@ -133,6 +137,7 @@ class Applier:
                 if after.segment != self.position.segment:
                     self._journal.forget(after.segment)
                 self.position = after
+                self.busy_since = time.monotonic()
             if len(payloads) < BATCH:
                 break
         if not self._recovered:

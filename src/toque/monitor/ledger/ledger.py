@@ -93,6 +93,7 @@ class Ledger:
         retention: Retention | None = None,
         sync_s: float = SYNC_S,
         apply_s: float = 0.5,
+        stalled_s: float = 10.0,
         segment_bytes: int = SEGMENT_BYTES,
         max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.time,
@@ -107,6 +108,7 @@ class Ledger:
         self._price = price
         self._clock = clock
         self._sync_s = sync_s
+        self._stalled_s = stalled_s
         self._open: dict[str, Entry] = {}
         self._lost = 0
         self._full = False
@@ -173,6 +175,8 @@ class Ledger:
             )
         elif applier.problem:
             state, reason = "buffering", applier.problem
+        elif (waiting := self._stalled()) > self._stalled_s:
+            state, reason = "buffering", f"the database has not answered for {waiting:.1f} s"
         elif self._journal.size > self._journal.max_bytes // 2:
             state, reason = "buffering", "the database is slower than requests come"
         else:
@@ -247,6 +251,11 @@ class Ledger:
             record.outcome, record.closed_at = Outcome.OPEN.value, 0
             if record.prompt_tokens and self._roomy():
                 self._journal.append(encode(record))
+
+    def _stalled(self) -> float:
+        """Seconds since the database has been given something that it has not answered."""
+        since = self._applier.busy_since
+        return time.monotonic() - since if since else 0.0
 
     def _roomy(self) -> bool:
         """What only notes a request's opening or progress leaves the journal's last part to those that close."""

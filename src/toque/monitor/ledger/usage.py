@@ -130,6 +130,18 @@ def public_row(row: Mapping[str, Any], currency: str) -> dict[str, Any]:
     }
 
 
+def document(found: Usage, currency: str) -> dict[str, Any]:
+    """The answer as JSON, for the API and the CLI."""
+    return {
+        "object": "usage",
+        "since": iso(found.since),
+        "until": iso(found.until),
+        "group_by": list(found.by),
+        "data": [public_row(row, currency) for row in found.rows],
+        "total": public_row(found.total, currency),
+    }
+
+
 def to_csv(found: Usage, currency: str) -> str:
     """A header, a line per row, and a line ``TOTAL`` (its group columns empty after the first)."""
     total = {name: "TOTAL" if number == 0 else "" for number, name in enumerate(found.by)}

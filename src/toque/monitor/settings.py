@@ -1,0 +1,79 @@
+"""What the ledger may be told: where it is, how long it remembers, prices and budgets."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from toque.monitor.cost import NANO, Budget, Price, PriceList
+from toque.monitor.ledger.applier import Retention, sqlite_url
+
+
+class PriceSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Currency per million tokens."""
+
+    input: Decimal = Decimal(0)
+    output: Decimal = Decimal(0)
+    cached_input: Decimal | None = None
+
+
+class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Currency per calendar month (UTC); from the ``soft`` part of it on, answers carry a warning."""
+
+    monthly: Annotated[Decimal, Meta(ge=0)]
+    soft: Annotated[float, Meta(gt=0, le=1)] = 0.8
+
+
+class LedgerSettings(Struct, frozen=True):
+    """One row per request, priced. ``url`` is SQLAlchemy's; "" is SQLite in ``folder`` (default TOQUE_HOME/ledger)."""
+
+    enabled: bool = True
+    folder: str = ""
+    url: str = ""
+    events_days: Annotated[int, Meta(ge=1, le=36_500)] = 90
+    hours_days: Annotated[int, Meta(ge=1, le=36_500)] = 400
+    max_journal_mb: Annotated[int, Meta(ge=16, le=1_000_000)] = 256
+    currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
+    prices: dict[str, PriceSettings] = field(default_factory=dict)  # by model
+    tenant_prices: dict[str, dict[str, PriceSettings]] = field(default_factory=dict)  # by tenant and model
+    hourly: dict[str, Decimal] = field(default_factory=dict)  # of a replica, by its kind: {"cpu": 0.12}
+    budgets: dict[str, BudgetSettings] = field(default_factory=dict)  # by tenant
+    key_budgets: dict[str, BudgetSettings] = field(default_factory=dict)  # by key id
+
+    def place(self, home: Path) -> Path:
+        return Path(self.folder).expanduser() if self.folder else home / "ledger"
+
+    def database_url(self, home: Path) -> str:
+        return self.url or sqlite_url(self.place(home) / "ledger.db")
+
+    def retention(self) -> Retention:
+        return Retention(self.events_days, self.hours_days)
+
+    def price_list(self) -> PriceList:
+        """ConfigError names a price out of bounds."""
+        return PriceList(
+            {model: _price(price) for model, price in self.prices.items()},
+            {
+                (tenant, model): _price(price)
+                for tenant, models in self.tenant_prices.items()
+                for model, price in models.items()
+            },
+            self.currency,
+        )
+
+    def tenant_budgets(self) -> dict[str, Budget]:
+        return {name: _budget(budget) for name, budget in self.budgets.items()}
+
+    def budgets_of_keys(self) -> dict[str, Budget]:
+        return {name: _budget(budget) for name, budget in self.key_budgets.items()}
+
+
+def _price(given: PriceSettings) -> Price:
+    return Price(given.input, given.output, given.cached_input)
+
+
+def _budget(given: BudgetSettings) -> Budget:
+    return Budget(int(given.monthly * NANO), given.soft)
