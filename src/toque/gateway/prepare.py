@@ -57,7 +57,7 @@ class TextPool:
 
 async def prepare(request: GenerationRequest, deployment: Deployment, pool: TextPool) -> PreparedRequest:
     """Render, tokenize and bound a request. RequestError, TemplateError or ContextLengthError name what is wrong."""
-    sampling = check_sampling(request.sampling, deployment)
+    sampling = ban_words(check_sampling(request.sampling, deployment), request.bad_words, deployment)
     encoded = [
         await pool.run(prompt_size(prompt), partial(encode, prompt, deployment)) for prompt in request.prompts
     ]
@@ -160,6 +160,27 @@ def check_sampling(sampling: SamplingParams, deployment: Deployment) -> Sampling
     ends = deployment.tokenizer.eos_ids
     stops = (*sampling.stop_token_ids, *sorted(ends.difference(sampling.stop_token_ids)))
     return replace(sampling, stop_token_ids=stops) if len(stops) > len(sampling.stop_token_ids) else sampling
+
+
+def ban_words(sampling: SamplingParams, words: tuple[str, ...], deployment: Deployment) -> SamplingParams:
+    """Each word, at the start of a text and after a space, as a token that is not chosen.
+
+    A word of several tokens would take a ban that depends on what was written before it; it is refused.
+    """
+    if not words:
+        return sampling
+    biases = dict(sampling.logit_bias)
+    for word in words:
+        spellings = (word, " " + word.lstrip(" ")) if word.strip(" ") else (word,)
+        for spelling in spellings:
+            ids = deployment.tokenizer.encode(spelling, add_special=False)
+            if len(ids) != 1:
+                raise RequestError(
+                    f"bad_words takes words that are one token of the model; {spelling[:40]!r} has {len(ids)}",
+                    param="bad_words",
+                )
+            biases[ids[0]] = -100.0
+    return replace(sampling, logit_bias=tuple(biases.items()))
 
 
 def prompt_size(prompt: Prompt) -> int:

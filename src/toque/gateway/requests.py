@@ -10,6 +10,7 @@ from toque.types import EngineRequest, SamplingParams
 
 MAX_STOP = 16
 MAX_STOP_CHARS = 1024
+MAX_BAD_WORDS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class GenerationRequest:
     sampling: SamplingParams
     n: int = 1
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special: bool = True
     echo: bool = False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 
+from toque.errors import RequestError
 from toque.gateway.deployment import find_deployment
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.body import check_content_type, decode, read_body
@@ -12,11 +14,12 @@ from toque.gateway.http.completions import CompletionFormat
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.openai_types import ChatCompletionBody, CompletionBody
 from toque.gateway.http.respond import respond
-from toque.gateway.http.translate import chat_request, completion_request
+from toque.gateway.http.translate import MAX_TIMEOUT_S, brief, chat_request, completion_request
 
 
 async def chat_completions(exchange: Exchange, gateway: Gateway) -> None:
     body = decode(await receive_json(exchange, gateway), ChatCompletionBody)
+    body.timeout = deadline_s(exchange, body.timeout)
     deployment = find_deployment(gateway.deployments, body.model)
     # The answer's id is new every time, so it can name the work inside too; the caller's own id may come twice.
     request = chat_request(
@@ -27,11 +30,29 @@ async def chat_completions(exchange: Exchange, gateway: Gateway) -> None:
 
 async def completions(exchange: Exchange, gateway: Gateway) -> None:
     body = decode(await receive_json(exchange, gateway), CompletionBody)
+    body.timeout = deadline_s(exchange, body.timeout)
     deployment = find_deployment(gateway.deployments, body.model)
     request = completion_request(
         body, f"cmpl-{uuid.uuid4().hex}", exchange.tenant, gateway.settings.limits.max_choices
     )
     await respond(exchange, gateway, deployment, request, CompletionFormat)
+
+
+def deadline_s(exchange: Exchange, timeout: float | None) -> float | None:
+    """The body's ``timeout`` or the header's, whichever ends first. RequestError when the header is no time."""
+    header = exchange.header(b"x-request-timeout")
+    if header is None:
+        return timeout
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise RequestError(
+            f"the header x-request-timeout must be seconds between 0 and {MAX_TIMEOUT_S}, got {brief(header)}",
+            param="x-request-timeout",
+        )
+    return seconds if timeout is None else min(timeout, seconds)
 
 
 async def receive_json(exchange: Exchange, gateway: Gateway) -> bytes:

@@ -1,122 +1,183 @@
 """The OpenAI request bodies as types. Decoding refuses wrong types; ranges are checked when translating.
 
-Fields that are not named here are ignored, as OpenAI clients expect of a compatible server. Fields that are named
-are honoured, refused with 400, or listed in `ACCEPTED` as having no effect.
+Every field says in its annotation whether it is honoured, refused or ignored (see `fields`). None is "not given"
+everywhere.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import Raw, Struct
 
-NOT_GIVEN = Raw(b"null")
+from toque.gateway.http.fields import NOT_GIVEN, honoured, ignored, refused
 
 
 class ContentPart(Struct):
-    type: str
-    text: str | None = None
+    """A part of a message. Other types than text, input_text and refusal are refused by name."""
+
+    type: Annotated[str, honoured("`text`, `input_text` or `refusal`; images, audio and files: 400.")]
+    text: Annotated[str | None, honoured("The part's text. Parts are joined by line breaks.")] = None
+    refusal: Annotated[str | None, honoured("The text of a `refusal` part.")] = None
 
 
 class FunctionCall(Struct):
-    name: str
-    arguments: str | dict[str, Any] = ""
+    name: Annotated[str, honoured()]
+    arguments: Annotated[str | dict[str, Any], honoured("A JSON object, as text or as it is.")] = ""
 
 
 class ToolCall(Struct):
-    function: FunctionCall
-    id: str = ""
-    type: str = "function"
+    function: Annotated[FunctionCall, honoured()]
+    id: Annotated[str, honoured()] = ""
+    type: Annotated[str, honoured("Always taken as `function`.")] = "function"
 
 
 class Message(Struct):
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    """One message of a conversation."""
+
+    role: Annotated[str, honoured("system, developer (as system), user, assistant, tool or function.")]
+    content: Annotated[str | list[ContentPart] | None, honoured("Text, or parts of type text.")] = None
+    name: Annotated[str | None, honoured("Given to the chat template.")] = None
+    tool_calls: Annotated[list[ToolCall] | None, honoured("Given to the chat template.")] = None
+    tool_call_id: Annotated[str | None, honoured("Given to the chat template.")] = None
+    reasoning_content: Annotated[str | None, honoured("Given to the chat template.")] = None
+    refusal: Annotated[str | None, honoured("Stands for the content where that is missing.")] = None
+    audio: Annotated[Raw, refused("models here neither hear nor speak")] = NOT_GIVEN
+    function_call: Annotated[Raw, refused("its successor is tool_calls")] = NOT_GIVEN
 
 
 class StreamOptions(Struct):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+    include_usage: Annotated[bool | None, honoured("A last chunk carries the usage.")] = None
+    include_obfuscation: Annotated[bool | None, ignored("Chunks are never padded.")] = None
 
 
 class ResponseFormat(Struct):
-    type: str
-    json_schema: Raw = NOT_GIVEN
+    type: Annotated[str, honoured()]
+    json_schema: Annotated[Raw, honoured()] = NOT_GIVEN
 
 
 class SamplingFields(Struct, kw_only=True):
-    """What chat and text completions share. None is "not given" everywhere."""
+    """What chat and text completions share."""
 
-    model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    echo: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    timeout: float | None = None
-    user: str | None = None
-    response_format: ResponseFormat | None = None
+    model: Annotated[str, honoured("A name from `/v1/models`, exactly.")]
+    temperature: Annotated[float | None, honoured("0 to 2; 0 is greedy.")] = None
+    top_p: Annotated[float | None, honoured("0 to 1.")] = None
+    top_k: Annotated[int | None, honoured("0 or -1: off.")] = None
+    min_p: Annotated[float | None, honoured("0 to 1, of the likeliest token's probability.")] = None
+    repetition_penalty: Annotated[float | None, honoured("0.01 to 10; counts the prompt too.")] = None
+    presence_penalty: Annotated[float | None, honoured("-2 to 2; counts generated tokens.")] = None
+    frequency_penalty: Annotated[float | None, honoured("-2 to 2; counts generated tokens.")] = None
+    logit_bias: Annotated[
+        dict[str, float] | None, honoured("Token id to -100 … 100; at most 1,024 tokens.")
+    ] = None
+    bad_words: Annotated[
+        list[str] | None,
+        honoured("Words that are never generated; refused where one takes several tokens of the model."),
+    ] = None
+    seed: Annotated[
+        int | None, honoured("The same seed, request and version give the same answer, in any company.")
+    ] = None
+    n: Annotated[int | None, honoured("Choices for each prompt.")] = None
+    best_of: Annotated[int | None, refused("it must equal n where it is given")] = None
+    stop: Annotated[str | list[str] | None, honoured("Up to 16 strings of up to 1,024 characters.")] = None
+    stop_token_ids: Annotated[list[int] | None, honoured("Up to 128 ids that end an answer.")] = None
+    include_stop_str_in_output: Annotated[bool | None, honoured()] = None
+    skip_special_tokens: Annotated[bool | None, honoured("Default true.")] = None
+    ignore_eos: Annotated[bool | None, honoured("Go on past the model's own end.")] = None
+    min_tokens: Annotated[int | None, honoured("No end before so many tokens.")] = None
+    max_tokens: Annotated[
+        int | None, honoured("Default: 16 for completions, what the context holds for chat.")
+    ] = None
+    stream: Annotated[bool | None, honoured()] = None
+    stream_options: Annotated[StreamOptions | None, honoured("Only with `stream`.")] = None
+    echo: Annotated[bool | None, honoured("Chat: the continued message, with `continue_final_message`.")] = (
+        None
+    )
+    priority: Annotated[int | None, honoured("-1000 to 1000; lower goes first.")] = None
+    cache_salt: Annotated[str | None, honoured("Separates prefix caches; up to 256 characters.")] = None
+    timeout: Annotated[
+        float | None,
+        honoured("Seconds until the request ends in 504; also the header `x-request-timeout`."),
+    ] = None
+    response_format: Annotated[ResponseFormat | None, honoured("`text` only so far.")] = None
     # Raw: looked at only to be refused or ignored, so nothing is built from them.
-    structured_outputs: Raw = NOT_GIVEN
-    bad_words: Raw = NOT_GIVEN
+    structured_outputs: Annotated[Raw, refused("not yet")] = NOT_GIVEN
+    guided_json: Annotated[Raw, refused("use response_format or structured_outputs")] = NOT_GIVEN
+    guided_regex: Annotated[Raw, refused("use structured_outputs")] = NOT_GIVEN
+    guided_choice: Annotated[Raw, refused("use structured_outputs")] = NOT_GIVEN
+    guided_grammar: Annotated[Raw, refused("use structured_outputs")] = NOT_GIVEN
+    use_beam_search: Annotated[Raw, refused("answers are sampled here")] = NOT_GIVEN
+    prompt_logprobs: Annotated[Raw, refused("use echo with logprobs on /v1/completions")] = NOT_GIVEN
+    truncate_prompt_tokens: Annotated[Raw, refused("shorten the prompt before it is sent")] = NOT_GIVEN
+    user: Annotated[Raw, ignored("Tenants are told apart by their keys.")] = NOT_GIVEN
+    metadata: Annotated[Raw, ignored("Nothing is stored that it could describe.")] = NOT_GIVEN
+    service_tier: Annotated[Raw, ignored("There is one tier; see `priority`.")] = NOT_GIVEN
 
 
 class ChatCompletionBody(SamplingFields, kw_only=True):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: Raw = NOT_GIVEN
-    tool_choice: Raw = NOT_GIVEN
-    functions: Raw = NOT_GIVEN
-    function_call: Raw = NOT_GIVEN
-    modalities: list[str] | None = None
-    audio: Raw = NOT_GIVEN
-    web_search_options: Raw = NOT_GIVEN
+    """A request to `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], honoured("1 to 4,096 messages.")]
+    max_completion_tokens: Annotated[int | None, honoured("Wins over `max_tokens`.")] = None
+    logprobs: Annotated[bool | None, honoured()] = None
+    top_logprobs: Annotated[int | None, honoured("0 to 20, with `logprobs`.")] = None
+    add_generation_prompt: Annotated[bool | None, honoured("Default true.")] = None
+    continue_final_message: Annotated[
+        bool | None, honoured("The answer goes on in the assistant's last message.")
+    ] = None
+    chat_template: Annotated[
+        str | None, refused("the template is the model's own: requests may not bring one")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, honoured("Variables for the chat template; up to 64.")
+    ] = None
+    tools: Annotated[Raw, refused("not yet")] = NOT_GIVEN
+    tool_choice: Annotated[Raw, refused("not yet")] = NOT_GIVEN
+    parallel_tool_calls: Annotated[Raw, ignored("There are no tool calls yet.")] = NOT_GIVEN
+    functions: Annotated[Raw, refused("its successor is tools")] = NOT_GIVEN
+    function_call: Annotated[Raw, refused("its successor is tool_choice")] = NOT_GIVEN
+    modalities: Annotated[list[str] | None, honoured('`["text"]` is the only one.')] = None
+    audio: Annotated[Raw, refused("models here do not speak")] = NOT_GIVEN
+    web_search_options: Annotated[Raw, refused("there is no search here")] = NOT_GIVEN
+    moderation: Annotated[Raw, refused("nothing here moderates")] = NOT_GIVEN
+    prediction: Annotated[Raw, ignored("It would change the speed only.")] = NOT_GIVEN
+    reasoning_effort: Annotated[Raw, ignored("See `chat_template_kwargs` for models that reason.")] = (
+        NOT_GIVEN
+    )
+    verbosity: Annotated[Raw, ignored("Models here have no such setting.")] = NOT_GIVEN
+    store: Annotated[Raw, ignored("Nothing is stored.")] = NOT_GIVEN
+    prompt_cache_key: Annotated[Raw, ignored("Equal beginnings are found without it.")] = NOT_GIVEN
+    prompt_cache_retention: Annotated[Raw, ignored("The cache keeps what it has room for.")] = NOT_GIVEN
+    prompt_cache_options: Annotated[Raw, ignored("The cache keeps what it has room for.")] = NOT_GIVEN
+    safety_identifier: Annotated[Raw, ignored("Tenants are told apart by their keys.")] = NOT_GIVEN
 
 
 class CompletionBody(SamplingFields, kw_only=True):
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
-    suffix: str | None = None
+    """A request to `/v1/completions`."""
+
+    prompt: Annotated[
+        str | list[str | int | list[int]],
+        honoured("A text, token ids, or a list of either; ids are used untouched."),
+    ]
+    logprobs: Annotated[int | None, honoured("0 to 20 alternatives; with `echo` the prompt's too.")] = None
+    add_special_tokens: Annotated[bool | None, honoured("Default true.")] = None
+    suffix: Annotated[str | None, refused("models here continue text, they do not fill in")] = None
 
 
 class TokenizeBody(Struct, kw_only=True):
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    return_token_strs: bool = False
+    """A request to `/tokenize`."""
+
+    model: Annotated[str | None, honoured("May be left out where one model is served.")] = None
+    prompt: Annotated[str | None, honoured("A text, or else `messages`.")] = None
+    messages: Annotated[list[Message] | None, honoured("A conversation, or else `prompt`.")] = None
+    add_special_tokens: Annotated[bool, honoured("For a prompt.")] = True
+    add_generation_prompt: Annotated[bool, honoured("For messages.")] = True
+    continue_final_message: Annotated[bool, honoured("For messages.")] = False
+    return_token_strs: Annotated[bool, honoured("Give each token's text too.")] = False
 
 
 class DetokenizeBody(Struct, kw_only=True):
-    model: str | None = None
-    tokens: list[int]
+    """A request to `/detokenize`."""
+
+    model: Annotated[str | None, honoured("May be left out where one model is served.")] = None
+    tokens: Annotated[list[int], honoured()]

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from toque.errors import RequestError
+from toque.gateway.http.fields import refuse_declared
 from toque.gateway.http.openai_types import (
     ChatCompletionBody,
     CompletionBody,
+    ContentPart,
     Message,
     SamplingFields,
 )
 from toque.gateway.requests import (
+    MAX_BAD_WORDS,
     MAX_STOP,
     MAX_STOP_CHARS,
     ChatPrompt,
@@ -32,7 +34,11 @@ MAX_TOOL_CALLS = 128
 MAX_TEMPLATE_VARIABLES = 64
 MAX_DEPTH = 32  # of tool arguments and template variables
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat runs to the end of the context
+MAX_BAD_WORD_CHARS = 256
+MAX_TIMEOUT_S = 86_400
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 _DEFAULTS = SamplingParams()
 
@@ -85,7 +91,8 @@ def completion_request(
         raise RequestError(
             f"max_tokens must be 1 or more (0 only with echo), got {brief(limit)}", param="max_tokens"
         )
-    prompts = completion_prompts(body.prompt, max_choices)
+    add_special = True if body.add_special_tokens is None else body.add_special_tokens
+    prompts = completion_prompts(body.prompt, max_choices, add_special)
     return GenerationRequest(
         request_id=request_id,
         model=body.model,
@@ -97,10 +104,12 @@ def completion_request(
     )
 
 
-def completion_prompts(prompt: str | Sequence[str | int | list[int]], most: int) -> tuple[Prompt, ...]:
+def completion_prompts(
+    prompt: str | Sequence[str | int | list[int]], most: int, add_special: bool
+) -> tuple[Prompt, ...]:
     """A text, token ids, or a list of either. Ids are used untouched."""
     if isinstance(prompt, str):
-        return (TextPrompt(prompt),)
+        return (TextPrompt(prompt, add_special),)
     if not prompt:
         raise RequestError("prompt must not be an empty list", param="prompt")
     kind = type(prompt[0])
@@ -116,7 +125,7 @@ def completion_prompts(prompt: str | Sequence[str | int | list[int]], most: int)
     if len(prompt) > most:
         raise RequestError(f"prompt takes at most {most} prompts at once, got {len(prompt)}", param="prompt")
     if kind is str:
-        return tuple(TextPrompt(str(text)) for text in prompt)
+        return tuple(TextPrompt(str(text), add_special) for text in prompt)
     return tuple(TokenPrompt(_token_ids(ids, f"prompt[{i}]")) for i, ids in enumerate(prompt))
 
 
@@ -168,18 +177,13 @@ def _message(message: Message, where: str) -> dict[str, Any]:
             param=f"{where}.role",
         )
     plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    refuse_declared(message, f"{where}.")
     if isinstance(message.content, list):
-        texts: list[str] = []
-        for j, part in enumerate(message.content):
-            if part.type not in ("text", "input_text", "refusal") or part.text is None:
-                raise RequestError(
-                    f"{where}.content[{j}]: only parts of type text are supported, got {brief(part.type)}",
-                    param=f"{where}.content[{j}].type",
-                )
-            texts.append(part.text)
-        plain["content"] = "\n".join(texts)
+        plain["content"] = "\n".join(
+            _part(part, f"{where}.content[{j}]") for j, part in enumerate(message.content)
+        )
     else:
-        plain["content"] = message.content or ""
+        plain["content"] = message.content or message.refusal or ""
     if message.content is None and not message.tool_calls and message.role != "assistant":
         raise RequestError(f"{where}.content is required", param=f"{where}.content")
     if message.name is not None:
@@ -208,6 +212,17 @@ def _message(message: Message, where: str) -> dict[str, Any]:
             for j, call in enumerate(message.tool_calls)
         ]
     return plain
+
+
+def _part(part: ContentPart, where: str) -> str:
+    text = part.refusal if part.type == "refusal" and part.text is None else part.text
+    if part.type not in _TEXT_PARTS:
+        kind = next((word for word in ("image", "audio", "video", "file") if word in part.type), None)
+        why = f"models here take no {kind} input" if kind else "only parts of type text are supported"
+        raise RequestError(f"{where}: {why}, got a part of type {brief(part.type)}", param=f"{where}.type")
+    if text is None:
+        raise RequestError(f"{where}.text is required in a part of type {part.type}", param=f"{where}.text")
+    return text
 
 
 def _arguments(arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
@@ -256,14 +271,12 @@ def _sampling(
 
 
 def _common(body: SamplingFields, prompts: int, max_choices: int) -> dict[str, Any]:
+    refuse_declared(body)
     if body.response_format is not None and body.response_format.type != "text":
         raise RequestError(
             f"response_format of type {brief(body.response_format.type)} is not supported yet: only text is",
             param="response_format",
         )
-    for name in ("structured_outputs", "bad_words"):
-        if given(getattr(body, name)):
-            raise RequestError(f"{name} is not supported yet", param=name)
     n = 1 if body.n is None else body.n
     if not 1 <= n * prompts <= max_choices or n < 1:
         most = max(1, max_choices // prompts)
@@ -276,9 +289,10 @@ def _common(body: SamplingFields, prompts: int, max_choices: int) -> dict[str, A
     stream = body.stream or False
     if body.stream_options is not None and not stream:
         raise RequestError("stream_options is only for stream: true", param="stream_options")
-    if body.timeout is not None and not 0 < body.timeout <= 86_400:
+    if body.timeout is not None and not 0 < body.timeout <= MAX_TIMEOUT_S:
         raise RequestError(
-            f"timeout must be between 0 and 86400 seconds, got {brief(body.timeout)}", param="timeout"
+            f"timeout must be between 0 and {MAX_TIMEOUT_S} seconds, got {brief(body.timeout)}",
+            param="timeout",
         )
     if body.priority is not None:
         bounded("priority", body.priority, -1000, 1000)
@@ -289,6 +303,7 @@ def _common(body: SamplingFields, prompts: int, max_choices: int) -> dict[str, A
     return {
         "n": n,
         "stop": _stop(body.stop),
+        "bad_words": _bad_words(body.bad_words),
         "include_stop": body.include_stop_str_in_output or False,
         "skip_special": True if body.skip_special_tokens is None else body.skip_special_tokens,
         "stream": stream,
@@ -329,10 +344,6 @@ def _logit_bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
 
 
 def _refuse_unsupported_chat(body: ChatCompletionBody) -> None:
-    for name in ("tools", "tool_choice", "functions", "function_call", "audio", "web_search_options"):
-        value = getattr(body, name)
-        if given(value) and not (name.startswith("tool") and bytes(value) in (b"[]", b'"none"', b'"auto"')):
-            raise RequestError(f"{name} is not supported yet", param=name)
     if body.chat_template is not None:
         raise RequestError(
             "chat_template is the model's own here: requests may not bring one", param="chat_template"
@@ -341,16 +352,28 @@ def _refuse_unsupported_chat(body: ChatCompletionBody) -> None:
         raise RequestError('modalities: only ["text"] is supported', param="modalities")
 
 
+def _bad_words(words: list[str] | None) -> tuple[str, ...]:
+    if words is None:
+        return ()
+    if len(words) > MAX_BAD_WORDS:
+        raise RequestError(
+            f"bad_words takes at most {MAX_BAD_WORDS} words, got {len(words)}", param="bad_words"
+        )
+    for i, word in enumerate(words):
+        if not word or len(word) > MAX_BAD_WORD_CHARS:
+            raise RequestError(
+                f"a bad word has 1 to {MAX_BAD_WORD_CHARS} characters, item {i} has {len(word)}",
+                param="bad_words",
+            )
+    return tuple(words)
+
+
 def _token_ids(ids: Any, where: str) -> tuple[int, ...]:
     if not ids:
         raise RequestError(f"{where} must not be an empty list of token ids", param=where)
     if min(ids) < 0 or max(ids) >= 2**31:
         raise RequestError(f"{where} must hold token ids of 0 or more", param=where)
     return tuple(ids)
-
-
-def given(value: Raw) -> bool:
-    return bytes(value) != b"null"
 
 
 def bounded(name: str, value: int, low: int, high: int) -> None:
