@@ -35,12 +35,18 @@ def progress_bar(*, enabled: bool) -> Iterator[Report]:
         TimeRemainingColumn(),
     )
     tasks: dict[tuple[str, str], TaskID] = {}
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    bars = Bars(*columns, console=Console(stderr=True))
 
-        def report(progress: Progress) -> None:
-            key = (progress.stage, progress.file)
-            if key not in tasks:
-                tasks[key] = bars.add_task(f"{_WORDS[progress.stage]} {progress.file}", total=progress.total)
-            bars.update(tasks[key], completed=progress.done, total=progress.total)
+    def report(progress: Progress) -> None:
+        if not bars.live.is_started:  # nothing is drawn, not even an empty line, where nothing is pulled
+            bars.start()
+        key = (progress.stage, progress.file)
+        if key not in tasks:
+            tasks[key] = bars.add_task(f"{_WORDS[progress.stage]} {progress.file}", total=progress.total)
+        bars.update(tasks[key], completed=progress.done, total=progress.total)
 
+    try:
         yield report
+    finally:
+        if bars.live.is_started:
+            bars.stop()

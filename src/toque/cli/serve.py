@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -9,7 +11,9 @@ import click
 
 @click.command()
 @click.argument("models", nargs=-1)
-@click.option("--config", "config_file", type=click.Path(dir_okay=False, path_type=Path), help="YAML settings.")
+@click.option(
+    "--config", "config_file", type=click.Path(dir_okay=False, path_type=Path), help="YAML settings."
+)
 @click.option("--host", default=None, help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, default=None, help="Port; 0 takes any free one.  [default: 8000]")
 @click.option("--api-key", "api_keys", multiple=True, help="A key that clients must send; may be repeated.")
@@ -24,7 +28,9 @@ import click
 @click.option("--kv-memory-mb", type=int, default=None, help="Bound of the KV cache; 0: from free memory.")
 @click.option("--max-batch-tokens", type=int, default=None, help="Most tokens in one engine step.")
 @click.option("--max-sequences", type=int, default=None, help="Most requests that run at once.")
-@click.option("--step-target-ms", type=float, default=None, help="A step stays under this while streams decode.")
+@click.option(
+    "--step-target-ms", type=float, default=None, help="A step stays under this while streams decode."
+)
 @click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share KV blocks of equal beginnings.")
 @click.option("--log-level", default=None, help="debug, info, warning or error.")
 def command(
@@ -53,6 +59,7 @@ def command(
     Every option is also a setting: --kv-memory-mb is engine.kv_memory_mb in YAML and TOQUE_ENGINE_KV_MEMORY_MB in the
     environment. Flags win over the environment, that over the file.
     """
+    from toque.cli.progress_bar import progress_bar
     from toque.config import load_settings
     from toque.gateway.serve import serve
 
@@ -81,4 +88,5 @@ def command(
     )
     if not settings.models:
         raise click.UsageError("name a model to serve, such as: toque serve smollm2")
-    serve(settings.models, settings)
+    drawn = partial(progress_bar, enabled=True) if sys.stderr.isatty() else None
+    serve(settings.models, settings, drawn)

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from toque.fleet.local import LocalDeployment
+    from toque.registry.progress import Report
 
 LOAD_S = 600.0
 
@@ -35,8 +36,15 @@ class ServedModel:
     digest: str = ""  # of the version, where the store knows it
 
 
-def serve(models: Sequence[str], settings: Settings) -> int:
-    """Serve until told to stop; the exit code. A ToqueError says what keeps it from serving at all."""
+def serve(
+    models: Sequence[str],
+    settings: Settings,
+    progress: Callable[[], AbstractContextManager[Report]] | None = None,
+) -> int:
+    """Serve until told to stop; the exit code. A ToqueError says what keeps it from serving at all.
+
+    ``progress`` opens what is told of downloads while models are found; without it, the log is.
+    """
     logging.basicConfig(
         level=settings.server.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -44,7 +52,8 @@ def serve(models: Sequence[str], settings: Settings) -> int:
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     started = time.perf_counter()
-    served = [resolve(reference) for reference in models or settings.models]
+    with nullcontext() if progress is None else progress() as report:
+        served = [resolve(reference, report) for reference in models or settings.models]
     _check_names(served)
     import uvloop
 
@@ -149,9 +158,14 @@ def _build(
     return create_app(deployments, settings)
 
 
-def resolve(reference: str) -> ServedModel:
-    """A model as people name it: a path, or a name that the registry knows; ``name=...`` says what clients call it."""
+def resolve(reference: str, report: Report | None = None) -> ServedModel:
+    """A model as people name it: a path, or a name that the registry knows; ``name=...`` says what clients call it.
+
+    Only a plain name stands before the "=": in ``pypi:package==1.0#file`` and ``/a=b/c.gguf`` there is none.
+    """
     name, separator, rest = reference.partition("=")
+    if not name or any(mark in name for mark in ":/\\#"):
+        name, separator, rest = reference, "", ""
     target = (rest if separator else reference).removeprefix("file:")
     path = Path(target).expanduser()
     if path.exists():
@@ -159,7 +173,7 @@ def resolve(reference: str) -> ServedModel:
     from toque.registry.store import Store
 
     store = Store()
-    path = store.resolve(target)
+    path = store.resolve(target, report)
     return ServedModel(name if separator else target, path, store.show(target).digest)
 
 

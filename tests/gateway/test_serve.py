@@ -1,0 +1,58 @@
+"""What `toque serve` makes of its arguments before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from toque.gateway.serve import ServedModel, resolve
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What the store was asked for; it knows everything."""
+    found: list[tuple[str, Any]] = []
+
+    class Store:
+        def resolve(self, reference: str, report: Any = None) -> Path:
+            found.append((reference, report))
+            return Path("/store/model.gguf")
+
+        def show(self, name: str) -> Any:
+            return SimpleNamespace(digest="sha256:1")
+
+    monkeypatch.setattr("toque.registry.store.Store", Store)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "target"),
+    [
+        ("smollm2", "smollm2", "smollm2"),
+        ("small=smollm2", "small", "smollm2"),
+        ("small=pypi:package==1.0#x", "small", "pypi:package==1.0#x"),
+        ("pypi:package==1.0#x", "pypi:package==1.0#x", "pypi:package==1.0#x"),
+        ("hf:org/repo@rev=1", "hf:org/repo@rev=1", "hf:org/repo@rev=1"),
+        ("https://host/a?b=c", "https://host/a?b=c", "https://host/a?b=c"),
+        ("=smollm2", "=smollm2", "=smollm2"),
+    ],
+)
+def test_only_a_plain_name_stands_before_the_equals_sign(
+    asked: list[tuple[str, Any]], reference: str, name: str, target: str
+) -> None:
+    def report(progress: object) -> None: ...
+
+    assert resolve(reference, report) == ServedModel(name, Path("/store/model.gguf"), "sha256:1")
+    assert asked == [(target, report)]
+
+
+def test_a_path_may_hold_an_equals_sign(tmp_path: Path, asked: list[tuple[str, Any]]) -> None:
+    file = tmp_path / "a=b.gguf"
+    file.touch()
+    assert resolve(str(file)) == ServedModel("a=b", file)
+    assert resolve(f"named={file}") == ServedModel("named", file)
+    assert resolve(f"file:{file}") == ServedModel("a=b", file)
+    assert not asked
