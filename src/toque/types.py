@@ -23,7 +23,11 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Rotary scaling as the checkpoint states it. ``kind`` is ``linear``, ``llama3`` or ``yarn``."""
+    """Rotary scaling as the checkpoint states it. ``kind`` is ``linear``, ``llama3``, ``yarn`` or ``longrope``.
+
+    ``long_factors`` and ``short_factors`` are longrope's: a divisor for each frequency, for models that serve more than
+    ``original_context`` tokens, and for others.
+    """
 
     kind: str
     factor: float = 1.0
@@ -33,6 +37,8 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    long_factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,8 @@ class ModelConfig:
     tied_embeddings: bool = False
     n_experts: int = 0
     n_experts_used: int = 0
+    expert_ffn_size: int = 0  # 0: ffn_size
+    norm_expert_weights: bool = True  # the weights of a token's experts are made to sum to 1
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -120,7 +128,8 @@ class SamplingParams:
             )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise RequestError(
-                f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}", param="logit_bias"
+                f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}",
+                param="logit_bias",
             )
         for token, bias in self.logit_bias:
             _int_in_range("logit_bias", token, 0, 2**31 - 1)

@@ -132,10 +132,45 @@ def test_an_unknown_rope_scaling_is_refused(tmp_path: Path) -> None:
         load_checkpoint(file.write(tmp_path / "m.gguf"))
 
 
-def test_experts_are_refused(tmp_path: Path) -> None:
-    file = tiny_llama().set("llama.expert_count", build.U32, 8)
+def test_experts_of_a_family_that_has_none_are_refused(tmp_path: Path) -> None:
+    file = tiny_llama(architecture="qwen2").set("qwen2.expert_count", build.U32, 8)
     with pytest.raises(UnsupportedModelError, match="expert_count"):
         load_checkpoint(file.write(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize("used", [0, 9])
+def test_an_impossible_number_of_experts_in_use_names_its_key(used: int, tmp_path: Path) -> None:
+    file = (
+        tiny_llama().set("llama.expert_count", build.U32, 8).set("llama.expert_used_count", build.U32, used)
+    )
+    with pytest.raises(FormatError, match=r"llama\.expert_used_count"):
+        load_checkpoint(file.write(tmp_path / "m.gguf"))
+
+
+def test_an_expert_per_tensor_is_stacked_without_a_copy(tmp_path: Path) -> None:
+    """The first Mixtral files, before experts were stacked in the file."""
+    rng = np.random.default_rng(0)
+    file = tiny_llama(n_layers=1).set("llama.expert_count", build.U32, 3)
+    file.set("llama.expert_used_count", build.U32, 2)
+    file.tensors = [tensor for tensor in file.tensors if ".ffn_" not in tensor.name or "norm" in tensor.name]
+    file.tensors.append(
+        Tensor("blk.0.ffn_gate_inp.weight", (64, 3), rng.normal(size=(3, 64)).astype("<f4").tobytes())
+    )
+    downs = rng.normal(size=(3, 64, 96)).astype("<f4")
+    for expert in range(3):
+        file.tensors.append(Tensor(f"blk.0.ffn_down.{expert}.weight", (96, 64), downs[expert].tobytes()))
+        for part in ("gate", "up"):
+            values = rng.normal(size=(96, 64)).astype("<f4")
+            file.tensors.append(Tensor(f"blk.0.ffn_{part}.{expert}.weight", (64, 96), values.tobytes()))
+    stacked = load_checkpoint(file.write(tmp_path / "m.gguf")).tensors["blk.0.ffn_down_exps.weight"]
+    assert stacked.shape == (3, 64, 96)
+    assert stacked.raw.nbytes == 0
+    assert stacked.nbytes == downs.nbytes
+    np.testing.assert_array_equal(dequantize(stacked), downs)
+    np.testing.assert_array_equal(dequantize(stacked.experts()[1]), downs[1])
+    del file.tensors[-1]
+    with pytest.raises(FormatError, match=r"blk\.0\.ffn_up\.2\.weight: the tensor is missing"):
+        load_checkpoint(file.write(tmp_path / "n.gguf"))
 
 
 def test_fused_phi3_matrices_are_cut_by_rows(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_no_rope_scaling(scaling: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "scaling", [{"type": "dynamic", "factor": 2.0}, {"rope_type": "longrope"}, {"type": "su"}]
+    "scaling", [{"type": "dynamic", "factor": 2.0}, {"rope_type": "spiral"}, {"type": "mrope"}]
 )
 def test_an_unknown_rope_scaling_is_refused(scaling: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"rope_scaling\.(rope_)?type"):
@@ -241,11 +241,6 @@ def test_a_bad_value_names_its_key(key: str, value: object) -> None:
 def test_an_unsupported_architecture_lists_the_supported_ones() -> None:
     with pytest.raises(UnsupportedModelError, match=r"'mamba' is not supported; Toque reads .*llama"):
         model_config(LLAMA | {"model_type": "mamba"})
-
-
-def test_a_quantized_checkpoint_is_refused_by_its_method() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"quantization_config.*awq"):
-        model_config(LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}})
 
 
 def test_windows_that_are_no_pattern_are_refused() -> None:

@@ -56,7 +56,7 @@ def test_factors_divide_each_frequency_and_replace_the_scaling():
         ((10000.0, 7), "rope_dim"),
         ((0.0, 8), "rope_theta"),
         ((math.nan, 8), "rope_theta"),
-        ((1e4, 8, RopeScaling("longrope", factor=2.0)), "rope_scaling.rope_type"),
+        ((1e4, 8, RopeScaling("dynamic", factor=2.0)), "rope_scaling.rope_type"),
         ((1e4, 8, RopeScaling("linear", factor=0.0)), "rope_scaling.factor"),
         ((1e4, 8, RopeScaling("yarn", factor=2.0)), "rope_scaling.original_max_position_embeddings"),
         (
@@ -69,6 +69,22 @@ def test_a_bad_setting_is_refused_by_name(arguments, field):
     with pytest.raises(UnsupportedModelError) as caught:
         rope_spec(*arguments)
     assert caught.value.param == field
+
+
+def test_long_rope_takes_its_factors_by_the_context_served():
+    scaling = RopeScaling(
+        "longrope",
+        original_context=64,
+        attention_factor=1.25,
+        long_factors=(4.0, 8.0),
+        short_factors=(1.0, 2.0),
+    )
+    short, long = (rope_spec(1e4, 4, scaling, context=context) for context in (64, 65))
+    np.testing.assert_allclose(short.inv_freq, [1.0, 1e-2 / 2])
+    np.testing.assert_allclose(long.inv_freq, [1.0 / 4, 1e-2 / 8])
+    assert short.mscale == long.mscale == 1.25
+    with pytest.raises(FormatError, match=r"rope_scaling\.short_factor"):
+        rope_spec(1e4, 8, scaling, context=64)
 
 
 @pytest.mark.parametrize("factors", [[1.0, 1.0], [1, 1, 1, 0.0], [1, 1, 1, math.inf]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
     max_rows = max(options.max_sequences, _SCORED_ROWS)
     valid = valid_vocab(checkpoint)
     executable = backend.lower(
-        fuse(build_graph(config, checkpoint.tensors.keys())),
+        fuse(build_graph(replace(config, context_length=context), checkpoint.tensors.keys())),
         checkpoint,
         BackendOptions(
             threads=options.threads,

@@ -37,6 +37,8 @@ def dequantize(tensor: TensorData) -> Float32:
     Raises UnsupportedModelError for a type that Toque does not run.
     """
     kind = tensor.dtype
+    if tensor.parts:
+        return np.stack([dequantize(part) for part in tensor.parts])
     if kind not in RUNNABLE:
         raise UnsupportedModelError(f"tensor {tensor.name} has type {kind}, which Toque cannot run yet")
     block = BY_NAME[kind]

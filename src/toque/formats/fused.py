@@ -1,8 +1,11 @@
-"""Matrices that a checkpoint stores as one and the graph knows as several."""
+"""Matrices that a checkpoint stores as one and the graph knows as several, and the other way round."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+import numpy as np
 
 from toque.errors import FormatError
 from toque.formats.checkpoint import TensorData
@@ -23,4 +26,38 @@ def split_rows(tensor: TensorData, prefix: str, rows: Mapping[str, int]) -> dict
             name, tensor.dtype, (count, tensor.shape[1]), tensor.raw[start : start + count]
         )
         start += count
+    return result
+
+
+_EXPERT = re.compile(r"(blk\.\d{1,5}\.ffn_(?:gate|up|down))\.(\d{1,4})\.weight")
+
+
+def stack_experts(tensors: Mapping[str, TensorData], n_experts: int) -> dict[str, TensorData]:
+    """Join ``blk.0.ffn_up.<expert>.weight`` matrices into ``blk.0.ffn_up_exps.weight``, without a copy.
+
+    Raises FormatError naming an expert that is missing, or differs in shape or type from its layer's first.
+    """
+    result: dict[str, TensorData] = {}
+    groups: dict[str, dict[int, TensorData]] = {}
+    for name, tensor in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            result[name] = tensor
+        else:
+            groups.setdefault(match[1], {})[int(match[2])] = tensor
+    for stem, experts in groups.items():
+        first = next(iter(experts.values()))
+        parts = []
+        for number in range(n_experts):
+            part = experts.get(number)
+            if part is None:
+                raise FormatError("the tensor is missing", field=f"{stem}.{number}.weight")
+            if part.shape != first.shape or len(part.shape) != 2:
+                raise FormatError(f"shape {list(part.shape)} should be {list(first.shape)}", field=part.name)
+            parts.append(part)
+        if len({part.dtype for part in parts}) > 1:
+            raise FormatError("the experts of a layer must have one type", field=first.name)
+        name = f"{stem}_exps.weight"
+        empty = np.empty((0, first.raw.shape[1]), np.uint8)
+        result[name] = TensorData(name, first.dtype, (n_experts, *first.shape), empty, parts=tuple(parts))
     return result

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from toque.errors import FormatError, UnsupportedModelError
 from toque.formats.checkpoint import Checkpoint, TensorData
 from toque.formats.dequant import dequantize
-from toque.formats.fused import split_rows
+from toque.formats.fused import split_rows, stack_experts
 from toque.formats.gguf import GGUFFile, TensorEntry, ValueType, read_gguf
 from toque.formats.layout import check_architecture, check_config, check_tensors, dominant_type
 from toque.formats.strings import StringArray
@@ -51,6 +51,9 @@ _KEYS: Mapping[str, str] = {
     "rope_dim": "rope.dimension_count",
     "rope_scaling": "rope.scaling.factor",
     "sliding_window": "attention.sliding_window",
+    "n_experts": "expert_count",
+    "n_experts_used": "expert_used_count",
+    "expert_ffn_size": "expert_feed_forward_length",
 }
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -84,10 +87,14 @@ def load_gguf(path: Path, architectures: Collection[str] | None = None) -> Check
         tensors = _split_fused(tensors, config)
     if architecture == "llama":
         tensors = {name: _uninterleaved(tensor, config) for name, tensor in tensors.items()}
+    if config.n_experts:
+        tensors = stack_experts(tensors, config.n_experts)  # the first Mixtral files have a tensor per expert
     check_tensors(config, tensors)
     if "rope_freqs.weight" in tensors:
         factors = tuple(dequantize(tensors["rope_freqs.weight"]).tolist())
         config = replace(config, extra={**config.extra, "rope_factors": factors})
+    if "rope_factors_long.weight" in tensors:
+        config = replace(config, rope_scaling=_longrope(metadata, architecture, tensors))
     recipe = first.metadata.get("general.file_type")
     quantization = _RECIPES.get(recipe, "") if isinstance(recipe, int) else ""
     return Checkpoint(
@@ -124,6 +131,9 @@ class _Metadata:
         if not math.isfinite(value):
             raise FormatError(f"must be finite, got {value}", field=f"metadata[{key}]")
         return value
+
+    def boolean(self, key: str, default: bool | None = None) -> bool:
+        return bool(self._get(key, {ValueType.BOOL}, bool, default, "true or false"))
 
     def array(self, key: str, kind: ValueType) -> StringArray | npt.NDArray[Any] | None:
         if key not in self._values:
@@ -228,9 +238,10 @@ def _config(
     def field_of(name: str) -> str:
         return f"metadata[{key(_KEYS.get(name, name))}]"
 
-    if metadata.integer(key("expert_count"), 0):
+    n_experts = metadata.integer(key("expert_count"), 0)
+    if n_experts and architecture not in ("llama", "qwen3moe"):
         raise UnsupportedModelError(
-            f"metadata[{key('expert_count')}]: mixture-of-experts {architecture} models are not supported yet"
+            f"metadata[{key('expert_count')}]: {architecture} models of {n_experts} experts are not supported"
         )
     if "token_embd.weight" not in entries:
         raise FormatError("the tensor is missing", field="token_embd.weight")
@@ -260,12 +271,16 @@ def _config(
             vocab_size=math.prod(entries["token_embd.weight"][1].dims[1:]),
             context_length=metadata.integer(key("context_length")),
             norm_eps=metadata.number(key("attention.layer_norm_rms_epsilon")),
+            norm_expert_weights=metadata.boolean(key("expert_weights_norm"), True),
             rope_theta=metadata.number(key("rope.freq_base"), 10_000.0),
             rope_dim=0 if rope_dim == head_dim else rope_dim,
             rope_scaling=_rope_scaling(architecture, metadata),
             tied_embeddings="output.weight" not in entries,
             hidden_act="gelu_tanh" if gemma else "silu",
             embedding_scale=math.sqrt(hidden) if gemma else 1.0,
+            n_experts=n_experts,
+            n_experts_used=metadata.integer(key("expert_used_count")) if n_experts else 0,
+            expert_ffn_size=metadata.integer(key("expert_feed_forward_length"), 0) if n_experts else 0,
             **_family(architecture, metadata, hidden, n_heads, head_dim),
         ),
         field_of,
@@ -321,8 +336,24 @@ def _rope_scaling(architecture: str, metadata: _Metadata) -> RopeScaling | None:
             # GGUF's factor multiplies yarn's own; ModelConfig's replaces it.
             attention_factor=None if stated == 1.0 else stated * (1.0 + 0.1 * math.log(max(factor, 1.0))),
         )
+    if kind == "longrope" and architecture == "phi3":
+        return None  # stated by tensors: `_longrope`
     raise UnsupportedModelError(
         f"metadata[{prefix}type]: rope scaling {kind[:40]!a} is not supported; Toque runs none, linear, yarn"
+    )
+
+
+def _longrope(metadata: _Metadata, architecture: str, tensors: Mapping[str, TensorData]) -> RopeScaling:
+    prefix = f"{architecture}.rope.scaling."
+    long, short = (
+        tuple(dequantize(tensors[f"rope_factors_{name}.weight"]).tolist()) for name in ("long", "short")
+    )
+    return RopeScaling(
+        "longrope",
+        original_context=metadata.integer(f"{prefix}original_context_length"),
+        attention_factor=metadata.number(f"{prefix}attn_factor", 1.0),
+        long_factors=long,
+        short_factors=short,
     )
 
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from toque.errors import FormatError, UnsupportedModelError
+from toque.formats.fields import FILE, Fields, shown
 from toque.formats.layout import ARCHITECTURES, check_architecture, check_config
 from toque.types import ModelConfig, RopeScaling
 
-FILE = "config.json"
-
 _MODEL_TYPES: Mapping[str, str] = {name: name for name in ARCHITECTURES if name != "gemma3"} | {
     "mistral": "llama",  # the same architecture; its window is a number like any other
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
 }
 _CONTEXT: Mapping[str, int] = {
     "llama": 2048,
     "mistral": 131_072,
+    "mixtral": 131_072,
     "qwen2": 32_768,
     "qwen3": 32_768,
+    "qwen3_moe": 32_768,
     "gemma": 8192,
     "gemma2": 8192,
     "gemma3_text": 131_072,
@@ -42,80 +45,10 @@ _KEYS: Mapping[str, str] = {
     "context_length": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",
     "rope_dim": "partial_rotary_factor",
+    "n_experts": "num_local_experts",
+    "n_experts_used": "num_experts_per_tok",
+    "expert_ffn_size": "moe_intermediate_size",
 }
-
-
-class Fields:
-    """Typed reads of a JSON object; ``null`` counts as absent, as in transformers."""
-
-    def __init__(self, values: Mapping[str, Any], where: str = FILE) -> None:
-        self._values = values
-        self._where = where
-
-    def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
-
-    def null(self, key: str) -> bool:
-        """Stated, as ``null``: switched off, where an absent key would have its class's default."""
-        return key in self._values and self._values[key] is None
-
-    def _get(self, key: str, default: Any, wanted: Callable[[Any], bool], what: str) -> Any:
-        value = self._values.get(key)
-        if value is None:
-            if default is None:
-                raise FormatError("is missing", field=f"{self._where}.{key}")
-            return default
-        if not wanted(value):
-            raise FormatError(f"must be {what}, got {_shown(value)}", field=f"{self._where}.{key}")
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        return int(self._get(key, default, _is_integer, "a non-negative integer"))
-
-    def number(self, key: str, default: float | None = None) -> float:
-        return float(self._get(key, default, _is_number, "a finite number"))
-
-    def boolean(self, key: str, default: bool | None = None) -> bool:
-        return bool(self._get(key, default, lambda value: isinstance(value, bool), "true or false"))
-
-    def text(self, key: str, default: str | None = None) -> str:
-        return str(self._get(key, default, lambda value: isinstance(value, str), "a string"))
-
-    def strings(self, key: str) -> list[str] | None:
-        if key not in self:
-            return None
-        value = self._get(key, None, _is_strings, "a list of strings")
-        return list(value)
-
-    def object(self, key: str) -> Fields | None:
-        if key not in self:
-            return None
-        value = self._get(key, None, lambda found: isinstance(found, dict), "an object")
-        return Fields(value, f"{self._where}.{key}")
-
-    def field(self, key: str) -> str:
-        return f"{self._where}.{key}"
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < 1e300  # also refuses NaN, infinities and integers too long for a float
-
-
-def _is_strings(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= 4096 and all(isinstance(item, str) for item in value)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list | dict):
-        return type(value).__name__
-    text = ascii(value) if not isinstance(value, int) or abs(value) < 1 << 64 else "a huge integer"
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def model_config(values: Mapping[str, Any], architectures: Collection[str] | None = None) -> ModelConfig:
@@ -127,13 +60,6 @@ def model_config(values: Mapping[str, Any], architectures: Collection[str] | Non
     if architectures is not None and architecture not in architectures:
         raise UnsupportedModelError(
             f"{FILE}: architecture {architecture} cannot run yet; supported: {', '.join(sorted(architectures))}"
-        )
-    quantized = fields.object("quantization_config")
-    if quantized is not None:
-        method = quantized.text("quant_method", "unknown")
-        raise UnsupportedModelError(
-            f"{FILE}.quantization_config: {method[:40]!a} checkpoints are not supported yet; use F32, F16 or BF16 "
-            "weights, or a GGUF file"
         )
     hidden, n_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if not 1 <= n_heads <= 1024:
@@ -178,7 +104,7 @@ def _activation(fields: Fields, gemma: bool) -> str:
         key, name = "hidden_act", fields.text("hidden_act", "silu")
     if name not in _ACTIVATIONS:
         raise UnsupportedModelError(
-            f"{fields.field(key)}: {_shown(name)} is not one of {', '.join(_ACTIVATIONS)}"
+            f"{fields.field(key)}: {shown(name)} is not one of {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
 
@@ -214,15 +140,35 @@ def _family(fields: Fields, model_type: str, n_layers: int, head_dim: int) -> di
         return {
             "sliding_window": fields.integer("sliding_window", 0 if fields.null("sliding_window") else 4096)
         }
+    if model_type == "mixtral":
+        return {
+            "sliding_window": fields.integer("sliding_window", 0),
+            "n_experts": fields.integer("num_local_experts", 8),
+            "n_experts_used": fields.integer("num_experts_per_tok", 2),
+        }
     if model_type == "phi3":
         return {"sliding_window": fields.integer("sliding_window", 0)}
-    if model_type in ("qwen2", "qwen3") and fields.boolean("use_sliding_window", False):
+    if model_type in ("qwen2", "qwen3", "qwen3_moe") and fields.boolean("use_sliding_window", False):
         first = fields.integer("max_window_layers", n_layers)
         if first < n_layers:
             raise UnsupportedModelError(
                 f"{fields.field('max_window_layers')}: windows from layer {first} on are not supported"
             )
-    return {}
+    return _qwen3_experts(fields) if model_type == "qwen3_moe" else {}
+
+
+def _qwen3_experts(fields: Fields) -> dict[str, Any]:
+    if fields.integer("decoder_sparse_step", 1) != 1 or not fields.empty("mlp_only_layers"):
+        raise UnsupportedModelError(
+            f"{fields.field('mlp_only_layers')}: a model that has experts in some layers only is not supported"
+        )
+    # "num_experts" became "num_local_experts"; files of both ages are about.
+    return {
+        "n_experts": fields.integer("num_local_experts", fields.integer("num_experts", 128)),
+        "n_experts_used": fields.integer("num_experts_per_tok", 8),
+        "expert_ffn_size": fields.integer("moe_intermediate_size", 768),
+        "norm_expert_weights": fields.boolean("norm_topk_prob", False),
+    }
 
 
 def _query_scale(fields: Fields) -> float:
@@ -246,7 +192,7 @@ def _windows(fields: Fields, n_layers: int, window: int, pattern: int) -> dict[s
         unknown = next((kind for kind in types if kind not in ("sliding_attention", "full_attention")), None)
         if unknown is not None:
             raise UnsupportedModelError(
-                f"{where}: {_shown(unknown)} is not sliding_attention or full_attention"
+                f"{where}: {shown(unknown)} is not sliding_attention or full_attention"
             )
         full = [kind == "full_attention" for kind in types]
         pattern = full.index(True) + 1 if True in full else n_layers + 1
@@ -263,7 +209,7 @@ def _rope(fields: Fields, model_type: str, context: int) -> tuple[float, float, 
     if rope is not None:
         windowed, whole = rope.object("sliding_attention"), rope.object("full_attention")
         if windowed is not None:
-            if _scaling(windowed, context) is not None:
+            if _scaling(windowed, context, context) is not None:
                 raise UnsupportedModelError(
                     f"{windowed.field('rope_type')}: scaled windowed layers are not supported"
                 )
@@ -273,10 +219,10 @@ def _rope(fields: Fields, model_type: str, context: int) -> tuple[float, float, 
     else:
         rope = fields.object("rope_scaling")
     original = fields.integer("original_max_position_embeddings", context)
-    return theta, local, None if rope is None else _scaling(rope, original)
+    return theta, local, None if rope is None else _scaling(rope, original, context)
 
 
-def _scaling(rope: Fields, context: int) -> RopeScaling | None:
+def _scaling(rope: Fields, original: int, served: int) -> RopeScaling | None:
     # "rope_type" replaced "type"; files of both ages are about, and some state both.
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":
@@ -296,14 +242,33 @@ def _scaling(rope: Fields, context: int) -> RopeScaling | None:
         return RopeScaling(
             "yarn",
             factor=factor,
-            original_context=rope.integer("original_max_position_embeddings", context),
+            original_context=rope.integer("original_max_position_embeddings", original),
             beta_fast=rope.number("beta_fast", 32.0),
             beta_slow=rope.number("beta_slow", 1.0),
             attention_factor=_yarn_attention(rope, factor),
         )
+    if kind in ("longrope", "su"):  # its name while it was new
+        return _longrope(rope, original, served)
     key = "rope_type" if "rope_type" in rope else "type"
     raise UnsupportedModelError(
-        f"{rope.field(key)}: {_shown(kind)} is not supported; Toque runs default, linear, llama3, yarn"
+        f"{rope.field(key)}: {shown(kind)} is not supported; Toque runs default, linear, llama3, yarn, longrope"
+    )
+
+
+def _longrope(rope: Fields, original: int, served: int) -> RopeScaling:
+    original = rope.integer("original_max_position_embeddings", original)
+    if original < 2:
+        raise FormatError(
+            f"must be at least 2, got {original}", field=rope.field("original_max_position_embeddings")
+        )
+    scale = served / original
+    own = math.sqrt(1.0 + math.log(scale) / math.log(original)) if scale > 1.0 else 1.0
+    return RopeScaling(
+        "longrope",
+        original_context=original,
+        attention_factor=rope.number("attention_factor", own),
+        long_factors=rope.numbers("long_factor"),
+        short_factors=rope.numbers("short_factor"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,13 @@ import numpy as np
 from toque.errors import FormatError, UnsupportedModelError
 from toque.formats.checkpoint import Checkpoint, TensorData
 from toque.formats.dequant import dequantize
+from toque.formats.fields import FILE, Fields
 from toque.formats.folder import read_json
-from toque.formats.fused import split_rows
-from toque.formats.hf_config import FILE, Fields, model_config
+from toque.formats.fused import split_rows, stack_experts
+from toque.formats.hf_config import model_config
 from toque.formats.layout import check_tensors, dominant_type
 from toque.formats.safetensors import StoredTensor, read_folder
+from toque.formats.schemes import Layer, Scheme, read_scheme
 from toque.types import ModelConfig
 
 _WEIGHT_TYPES = ("F32", "F16", "BF16")
@@ -39,6 +41,17 @@ _LAYER: Mapping[str, str] = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate_up_proj": "ffn_gate_up",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d{1,4})\.(\w+)")
+_EXPERT_PARTS: Mapping[str, str] = {
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "w1": "ffn_gate",
+    "w2": "ffn_down",
+    "w3": "ffn_up",
 }
 # Gemma 2 and 3 put a norm on both sides of attention and of the ffn.
 _FOUR_NORMS: Mapping[str, str] = {
@@ -62,7 +75,7 @@ class _Names:
         """GGUF's name, or None for a tensor that the architecture does not have."""
         match = _NAME.fullmatch(name)
         if match is not None:
-            ours = self._layer.get(match[2])
+            ours = self._layer.get(match[2]) or _expert(match[2])
             return None if ours is None else f"blk.{int(match[1])}.{ours}.{match[3]}"
         stem, _, kind = name.rpartition(".")
         ours = _OUTER.get(stem) or _OUTER.get(f"model.{stem}")
@@ -76,6 +89,13 @@ class _Names:
         return f"{self._hf_outer.get(parts[0], parts[0])}.{parts[-1]}"
 
 
+def _expert(name: str) -> str | None:
+    """``mlp.experts.3.up_proj`` → ``ffn_up.3``, Mixtral's ``block_sparse_moe.experts.3.w3`` as well."""
+    match = _EXPERT.fullmatch(name)
+    part = None if match is None else _EXPERT_PARTS.get(match[2])
+    return None if match is None or part is None else f"{part}.{int(match[1])}"
+
+
 def load_folder(folder: Path, architectures: Collection[str] | None = None) -> Checkpoint:
     """Open a checkpoint folder: config.json, then the safetensors file or shards, described but not read.
 
@@ -84,28 +104,56 @@ def load_folder(folder: Path, architectures: Collection[str] | None = None) -> C
     """
     values = read_json(folder, FILE)
     config = model_config(values, architectures)
+    scheme = read_scheme(Fields(values))
     names = _Names(config.architecture)
     fields = Fields(values)
     biases = _stated_biases(config, fields)
     tensors: dict[str, TensorData] = {}
-    for stored in read_folder(folder).values():
-        name = names.canonical(stored.name)
-        if name is None or not _used(name, config, biases):
+    for tensor in _stored_tensors(read_folder(folder), names, scheme):
+        name = tensor.name
+        if not _used(name, config, biases):
             continue
-        tensor = _tensor(name, stored)
         if config.architecture.startswith("gemma") and name.endswith("norm.weight"):
             tensor = _plus_one(tensor)
         tensors[name] = tensor
     tensors = _unfused(tensors, config)
+    if config.n_experts:
+        tensors = stack_experts(tensors, config.n_experts)
     check_tensors(config, tensors, names.hf, required=biases)
     return Checkpoint(
         path=folder,
         format="safetensors",
         config=config,
         tensors=tensors,
-        quantization=dominant_type(tensors),
+        quantization=scheme.name if scheme is not None else dominant_type(tensors),
         folder=folder,
     )
+
+
+def _stored_tensors(
+    stored: Mapping[str, StoredTensor], names: _Names, scheme: Scheme | None
+) -> Iterator[TensorData]:
+    """Everything that has a canonical name, under it; quantized layers as the scheme reads them."""
+    layers: dict[str, dict[str, StoredTensor]] = {}
+    for tensor in stored.values():
+        module, _, part = tensor.name.rpartition(".")
+        layers.setdefault(module, {})[part] = tensor
+    for module, parts in layers.items():
+        name = names.canonical(f"{module}.weight")
+        if name is None:
+            continue
+        matrix = None if scheme is None else scheme.matrix(Layer(module, parts))
+        if matrix is not None:
+            yield TensorData(name, matrix.dtype, matrix.shape, matrix.rows)
+        elif "weight" in parts:
+            yield _tensor(name, parts["weight"])
+        elif scheme is None and "qweight" in parts:
+            raise FormatError(
+                f"is missing, but {module}.qweight is quantized", field=f"{FILE}.quantization_config"
+            )
+        bias = names.canonical(f"{module}.bias")
+        if bias is not None and "bias" in parts:
+            yield _tensor(bias, parts["bias"])
 
 
 def _used(name: str, config: ModelConfig, biases: frozenset[str]) -> bool:

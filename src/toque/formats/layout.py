@@ -15,11 +15,20 @@ from toque.formats.blocks import RUNNABLE
 from toque.formats.checkpoint import TensorData
 from toque.types import ModelConfig
 
-ARCHITECTURES: tuple[str, ...] = ("gemma", "gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")
+ARCHITECTURES: tuple[str, ...] = (
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "llama",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+)
 """Those whose checkpoints can be read; `toque.models.supported()` says which of them can run."""
 
 _POST_NORMS = frozenset({"gemma2", "gemma3"})
-_HEAD_NORMS = frozenset({"gemma3", "qwen3"})
+_HEAD_NORMS = frozenset({"gemma3", "qwen3", "qwen3moe"})
 _QKV_BIAS = frozenset({"qwen2"})
 _PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 
@@ -35,6 +44,9 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "rope_dim": (0, 1024),
     "sliding_window": (0, 1 << 26),
     "sliding_window_pattern": (0, 1024),
+    "n_experts": (0, 4096),
+    "n_experts_used": (0, 4096),
+    "expert_ffn_size": (0, 1 << 19),
 }
 
 
@@ -57,6 +69,11 @@ def check_config(config: ModelConfig, field_of: Callable[[str], str]) -> ModelCo
         raise FormatError(
             f"{config.n_kv_heads} does not divide the {config.n_heads} query heads",
             field=field_of("n_kv_heads"),
+        )
+    if bool(config.n_experts) != bool(config.n_experts_used) or config.n_experts_used > config.n_experts:
+        raise FormatError(
+            f"must be between 1 and the {config.n_experts} experts, got {config.n_experts_used}",
+            field=field_of("n_experts_used"),
         )
     if config.head_dim % 2:
         raise FormatError(f"must be even, got {config.head_dim}", field=field_of("head_dim"))
@@ -84,7 +101,7 @@ class _Expected:
     required: bool = True
 
 
-def _expected(config: ModelConfig) -> Iterator[_Expected]:
+def _expected(config: ModelConfig, names: Collection[str]) -> Iterator[_Expected]:
     hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
     q, kv = config.n_heads * head, config.n_kv_heads * head
     yield _Expected("token_embd.weight", (config.vocab_size, hidden))
@@ -93,6 +110,9 @@ def _expected(config: ModelConfig) -> Iterator[_Expected]:
     rotated = (config.rope_dim or head) // 2
     yield _Expected("rope_freqs.weight", (rotated,), False)
     architecture = config.architecture
+    if architecture == "phi3":
+        yield _Expected("rope_factors_long.weight", (rotated,), "rope_factors_short.weight" in names)
+        yield _Expected("rope_factors_short.weight", (rotated,), "rope_factors_long.weight" in names)
     for layer in range(config.n_layers):
         prefix = f"blk.{layer}."
         yield _Expected(f"{prefix}attn_norm.weight", (hidden,))
@@ -105,12 +125,23 @@ def _expected(config: ModelConfig) -> Iterator[_Expected]:
         yield _Expected(f"{prefix}attn_k_norm.weight", (head,), architecture in _HEAD_NORMS)
         yield _Expected(f"{prefix}post_attention_norm.weight", (hidden,), architecture in _POST_NORMS)
         yield _Expected(f"{prefix}ffn_norm.weight", (hidden,))
+        if config.n_experts:
+            yield from _experts(config, prefix)
+            continue
         for name in ("ffn_gate", "ffn_up"):
             yield _Expected(f"{prefix}{name}.weight", (ffn, hidden))
             yield _Expected(f"{prefix}{name}.bias", (ffn,), False)
         yield _Expected(f"{prefix}ffn_down.weight", (hidden, ffn))
         yield _Expected(f"{prefix}ffn_down.bias", (hidden,), False)
         yield _Expected(f"{prefix}post_ffw_norm.weight", (hidden,), architecture in _POST_NORMS)
+
+
+def _experts(config: ModelConfig, prefix: str) -> Iterator[_Expected]:
+    experts, hidden, ffn = config.n_experts, config.hidden_size, config.expert_ffn_size or config.ffn_size
+    yield _Expected(f"{prefix}ffn_gate_inp.weight", (experts, hidden))
+    yield _Expected(f"{prefix}ffn_gate_exps.weight", (experts, ffn, hidden))
+    yield _Expected(f"{prefix}ffn_up_exps.weight", (experts, ffn, hidden))
+    yield _Expected(f"{prefix}ffn_down_exps.weight", (experts, hidden, ffn))
 
 
 def check_tensors(
@@ -125,7 +156,7 @@ def check_tensors(
     ``source_name`` turns a canonical name into the one that the file's author would recognise; ``required`` adds to
     what the architecture needs.
     """
-    for expected in _expected(config):
+    for expected in _expected(config, tensors.keys()):
         tensor = tensors.get(expected.name)
         if tensor is None:
             if expected.required or expected.name in required:

@@ -23,7 +23,8 @@ softcap         x → c·tanh(x / c)      ``cap``
 select_rows     x → x                  keeps only StepBatch.rows
 pool            x → e                  ``kind``: "mean" | "cls", one row per sequence
 moe             x → y                  w: router, gate, up, down (experts stacked); ``n_experts``, ``n_used``,
-                                       ``act``
+                                       ``ffn_size`` of each, ``act``, ``norm``: each token's weights (softmax over
+                                       all experts) are divided by the sum of the ``n_used`` largest
 =============== ==============================================================================================
 
 Ops that only the fusion pass makes (`toque.graph.fuse`); every backend runs both forms

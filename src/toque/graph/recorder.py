@@ -135,14 +135,32 @@ class Recorder:
         return self._add("pool", (x,), x.width, (), {"kind": kind})
 
     def moe(
-        self, x: Value, *, router: str, gate: str, up: str, down: str, n_experts: int, n_used: int, act: str
+        self,
+        x: Value,
+        *,
+        router: str,
+        gate: str,
+        up: str,
+        down: str,
+        n_experts: int,
+        n_used: int,
+        ffn_size: int,
+        act: str,
+        norm: bool = True,
     ) -> Value:
+        """A gated ffn of ``n_used`` experts per token; gate and up are [experts, ffn_size, x.width]."""
         if not 1 <= n_used <= n_experts:
             raise UnsupportedModelError(
                 f"{n_used} of {n_experts} experts cannot be used", param="n_experts_used"
             )
         weights = tuple(self._need(name) for name in (router, gate, up, down))
-        attrs = {"n_experts": n_experts, "n_used": n_used, "act": _activation(act)}
+        attrs = {
+            "n_experts": n_experts,
+            "n_used": n_used,
+            "ffn_size": ffn_size,
+            "act": _activation(act),
+            "norm": norm,
+        }
         return self._add("moe", (x,), x.width, weights, attrs)
 
     def _need(self, weight: str) -> str:

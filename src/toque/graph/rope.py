@@ -8,6 +8,8 @@ inv_freq[i]`` positions (its wavelength). The scalings stretch slow pairs to rea
   ``original_context / high_freq_factor`` untouched, and a straight blend in between.
 - ``yarn``: the same idea with a ramp over the pair index between ``beta_fast`` and ``beta_slow`` turns per
   original context, and cos/sin multiplied by an attention factor (arXiv:2309.00071).
+- ``longrope``: one divisor per pair, found by search (arXiv:2402.13753); one set for contexts beyond the original
+  one, one for shorter contexts, and an attention factor.
 - ``factors``: one divisor per pair, as in GGUF's ``rope_freqs.weight``.
 """
 
@@ -31,8 +33,9 @@ def rope_spec(
     dim: int,
     scaling: RopeScaling | None = None,
     factors: Sequence[float] | npt.NDArray[np.floating] | None = None,
+    context: int = 0,
 ) -> RopeSpec:
-    """The rotation of the first ``dim`` elements of each head.
+    """The rotation of the first ``dim`` elements of each head, for sequences of up to ``context`` tokens.
 
     ``factors`` (dim/2 divisors) replace ``scaling``: files that carry them state the same scaling as numbers.
     """
@@ -42,13 +45,7 @@ def rope_spec(
         raise UnsupportedModelError(f"rope_theta must be positive, got {theta}", param="rope_theta")
     plain = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
     if factors is not None:
-        divisors = np.asarray(factors, dtype=np.float64)
-        if divisors.shape != plain.shape or not np.all(np.isfinite(divisors)) or np.any(divisors <= 0):
-            raise FormatError(
-                f"expected {len(plain)} positive factors, got shape {divisors.shape}",
-                field="rope_freqs.weight",
-            )
-        return RopeSpec(plain / divisors)
+        return RopeSpec(plain / _divisors(factors, len(plain), "rope_freqs.weight"))
     if scaling is None:
         return RopeSpec(plain)
     if not scaling.factor > 0:
@@ -61,10 +58,23 @@ def rope_spec(
         return RopeSpec(_llama3(plain, scaling))
     if scaling.kind == "yarn":
         return RopeSpec(_yarn(plain, theta, dim, scaling), _yarn_mscale(scaling))
+    if scaling.kind == "longrope":
+        _needs_context(scaling)
+        name = "long_factor" if context > scaling.original_context else "short_factor"
+        factors = scaling.long_factors if name == "long_factor" else scaling.short_factors
+        divisors = _divisors(factors, len(plain), f"rope_scaling.{name}")
+        return RopeSpec(plain / divisors, scaling.attention_factor or 1.0)
     raise UnsupportedModelError(
-        f"rope_scaling type {scaling.kind!r} is not one of linear, llama3, yarn",
+        f"rope_scaling type {scaling.kind!r} is not one of linear, llama3, yarn, longrope",
         param="rope_scaling.rope_type",
     )
+
+
+def _divisors(factors: Sequence[float] | npt.NDArray[np.floating], count: int, field: str) -> Float64:
+    divisors = np.asarray(factors, dtype=np.float64)
+    if divisors.shape != (count,) or not np.all(np.isfinite(divisors)) or np.any(divisors <= 0):
+        raise FormatError(f"expected {count} positive factors, got shape {divisors.shape}", field=field)
+    return divisors
 
 
 def _llama3(plain: Float64, scaling: RopeScaling) -> Float64:

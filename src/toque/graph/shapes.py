@@ -11,7 +11,7 @@ Shape = tuple[int | None, ...]  # None: any size (an embedding table may have mo
 
 
 def weight_shapes(graph: Graph) -> dict[str, Shape]:
-    """``{weight name: (rows, columns) or (n,)}`` of every weight that the graph reads."""
+    """``{weight name: (rows, columns), (n,) or (experts, rows, columns)}`` of every weight that the graph reads."""
     shapes: dict[str, Shape] = {}
     for node in graph.nodes:
         for name, shape in _node_shapes(node):
@@ -56,5 +56,9 @@ def _node_shapes(node: Node) -> Iterator[tuple[str, Shape]]:
         for name in weights:
             yield name, (node.attrs["head_dim"],)
     elif op == "moe":
-        experts, width = node.attrs["n_experts"], node.inputs[0].width
-        yield weights[0], (experts, width)
+        experts, ffn, width = node.attrs["n_experts"], node.attrs["ffn_size"], node.inputs[0].width
+        router, gate, up, down = weights
+        yield router, (experts, width)
+        yield gate, (experts, ffn, width)
+        yield up, (experts, ffn, width)
+        yield down, (experts, width, ffn)

@@ -22,7 +22,8 @@ def decoder(config: ModelConfig, rec: Recorder, *, head_norms: bool = False) -> 
         window = config.sliding_window
         x = rec.add(x, self_attention(rec, config, name, normed, rope, window=window, head_norms=head_norms))
         normed = rec.rms_norm(x, f"{name}.ffn_norm.weight", eps=config.norm_eps)
-        x = rec.add(x, gated_ffn(rec, config, name, normed))
+        ffn = experts_ffn if config.n_experts else gated_ffn
+        x = rec.add(x, ffn(rec, config, name, normed))
     return rec.finish(lm_head(rec, config, x))
 
 
@@ -37,7 +38,8 @@ def model_rope(config: ModelConfig, rec: Recorder) -> RopeSpec:
             "rope_freqs.weight: the file scales its rotary frequencies with a tensor whose values were not read",
             param="rope_freqs.weight",
         )
-    return rope_spec(config.rope_theta, config.rope_dim or config.head_dim, config.rope_scaling, factors)
+    dim = config.rope_dim or config.head_dim
+    return rope_spec(config.rope_theta, dim, config.rope_scaling, factors, config.context_length)
 
 
 def self_attention(
@@ -76,6 +78,21 @@ def self_attention(
         softcap=config.attention_softcap,
     )
     return projection(rec, attended, f"{prefix}.attn_output", config.hidden_size)
+
+
+def experts_ffn(rec: Recorder, config: ModelConfig, prefix: str, x: Value) -> Value:
+    return rec.moe(
+        x,
+        router=f"{prefix}.ffn_gate_inp.weight",
+        gate=f"{prefix}.ffn_gate_exps.weight",
+        up=f"{prefix}.ffn_up_exps.weight",
+        down=f"{prefix}.ffn_down_exps.weight",
+        n_experts=config.n_experts,
+        n_used=config.n_experts_used,
+        ffn_size=config.expert_ffn_size or config.ffn_size,
+        act=config.hidden_act,
+        norm=config.norm_expert_weights,
+    )
 
 
 def gated_ffn(rec: Recorder, config: ModelConfig, prefix: str, x: Value) -> Value:

@@ -1,4 +1,7 @@
-"""Qwen 3: the plain decoder with an RMS norm over each head of q and k, before the rotation."""
+"""Qwen 3: the plain decoder with an RMS norm over each head of q and k, before the rotation.
+
+``qwen3moe`` has many small experts (128, eight per token) in place of each ffn.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from toque.graph.recorder import Recorder
 from toque.models.blocks import decoder
 from toque.types import ModelConfig
 
-ARCHITECTURES = ("qwen3",)
+ARCHITECTURES = ("qwen3", "qwen3moe")
 
 
 def build(config: ModelConfig, rec: Recorder) -> Graph:

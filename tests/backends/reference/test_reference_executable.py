@@ -167,10 +167,12 @@ def test_pooling_gives_one_row_per_sequence():
         np.testing.assert_allclose(pooled, expected, rtol=1e-6)
 
 
-def test_moe_weights_the_best_experts_by_the_softmax_of_their_scores():
+@pytest.mark.parametrize("norm", [True, False])
+def test_moe_weights_the_best_experts_by_the_softmax_of_all_scores(norm):
     rec = Recorder(["table", "router", "gate", "up", "down"])
     x = rec.embed("table", 8)
-    out = rec.moe(x, router="router", gate="gate", up="up", down="down", n_experts=3, n_used=2, act="silu")
+    names = {"router": "router", "gate": "gate", "up": "up", "down": "down"}
+    out = rec.moe(x, **names, n_experts=3, n_used=2, ffn_size=6, act="silu", norm=norm)
     random = np.random.default_rng(0)
     shapes = {"table": (5, 8), "router": (3, 8), "gate": (3, 6, 8), "up": (3, 6, 8), "down": (3, 8, 6)}
     weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -181,7 +183,7 @@ def test_moe_weights_the_best_experts_by_the_softmax_of_their_scores():
     token = weights["table"][3].astype(np.float64)
     scores = weights["router"] @ token
     best = np.argsort(-scores)[:2]
-    shares = np.exp(scores[best]) / np.exp(scores[best]).sum()
+    shares = np.exp(scores[best]) / np.exp(scores[best] if norm else scores).sum()
     expected = np.zeros(8)
     for expert, share in zip(best, shares, strict=True):
         gate = weights["gate"][expert] @ token

@@ -215,7 +215,8 @@ class _Step:
 
     def moe(self, node: Node, x: Float32) -> Float32:
         router, gate, up, down = (self._weights[name] for name in node.weights)
-        return ops.moe(x, router, (gate, up, down), node.attrs["n_used"], node.attrs["act"])
+        attrs = node.attrs
+        return ops.moe(x, router, (gate, up, down), attrs["n_used"], attrs["act"], attrs["norm"])
 
 
 def _by_head(blocks: Float32) -> Float32:

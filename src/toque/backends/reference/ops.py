@@ -99,16 +99,24 @@ def soft_cap(x: Float32, cap: float) -> Float32:
 
 
 def moe(
-    x: Float32, router: Float32, experts: tuple[Float32, Float32, Float32], n_used: int, act: str
+    x: Float32,
+    router: Float32,
+    experts: tuple[Float32, Float32, Float32],
+    n_used: int,
+    act: str,
+    norm: bool,
 ) -> Float32:
-    """Each token through its ``n_used`` best experts, weighted by the softmax of their router logits alone."""
+    """Each token through its ``n_used`` likeliest experts, weighted by their probabilities.
+
+    These are a softmax over all experts; with ``norm`` they are divided by the sum of those used.
+    """
     gate, up, down = experts
     scores = linear(x, router)
     out = np.zeros_like(x)
     for row in range(len(x)):
         chosen = np.argsort(-scores[row], kind="stable")[:n_used]
-        weights = np.exp(scores[row][chosen] - scores[row][chosen[0]])
-        weights /= weights.sum()
+        likelihood = np.exp(scores[row] - scores[row][chosen[0]])
+        weights = likelihood[chosen] / (likelihood[chosen] if norm else likelihood).sum()
         token = x[row : row + 1]
         for expert, weight in zip(chosen, weights, strict=True):
             hidden = activation(linear(token, gate[expert]), act) * linear(token, up[expert])
