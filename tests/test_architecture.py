@@ -40,6 +40,7 @@ FENCED = {
     "ray": {"fleet/placement/ray.py"},
     "tokenizers": {"text"},
     "jinja2": {"text"},
+    "llguidance": {"text/grammar/compiler.py"},
     "grpc": {"replica", "routing", "proto"},
     "prometheus_client": {"monitor"},
     "starlette": {"gateway"},
