@@ -199,7 +199,7 @@ def test_no_rope_scaling(scaling: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "scaling", [{"type": "dynamic", "factor": 2.0}, {"rope_type": "longrope"}, {"type": "su"}]
+    "scaling", [{"type": "dynamic", "factor": 2.0}, {"rope_type": "spiral"}, {"type": "mrope"}]
 )
 def test_an_unknown_rope_scaling_is_refused(scaling: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"rope_scaling\.(rope_)?type"):

@@ -62,6 +62,9 @@ class TensorData:
     ``raw`` is a read-only uint8 view of shape (rows, bytes per row) into the mapped file (rows is 1 for vectors), or
     `ConvertedRows` of that shape, which numpy turns into an array: pass it through `numpy.ascontiguousarray`.
     ``row_order``, when present, lists the source row of each logical row.
+
+    A layer's experts are one tensor of shape (experts, rows, columns), ``raw`` with experts * rows rows. Where they lie
+    apart in the file, ``parts`` has a matrix for each and ``raw`` is empty.
     """
 
     name: str
@@ -69,10 +72,19 @@ class TensorData:
     shape: tuple[int, ...]
     raw: Bytes | ConvertedRows
     row_order: npt.NDArray[np.int64] | None = None
+    parts: tuple[TensorData, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        return int(self.raw.nbytes)
+        return int(self.raw.nbytes) + sum(part.nbytes for part in self.parts)
+
+    def experts(self) -> tuple[TensorData, ...]:
+        """A tensor of three dimensions as one matrix per expert; nothing is read or copied."""
+        count, rows, columns = self.shape
+        return self.parts or tuple(
+            TensorData(f"{self.name}[{i}]", self.dtype, (rows, columns), self.raw[i * rows : (i + 1) * rows])
+            for i in range(count)
+        )
 
 
 class TokenizerSource(Protocol):

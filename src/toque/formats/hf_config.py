@@ -13,13 +13,17 @@ from toque.types import ModelConfig, RopeScaling
 
 _MODEL_TYPES: Mapping[str, str] = {name: name for name in ARCHITECTURES if name != "gemma3"} | {
     "mistral": "llama",  # the same architecture; its window is a number like any other
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
 }
 _CONTEXT: Mapping[str, int] = {
     "llama": 2048,
     "mistral": 131_072,
+    "mixtral": 131_072,
     "qwen2": 32_768,
     "qwen3": 32_768,
+    "qwen3_moe": 32_768,
     "gemma": 8192,
     "gemma2": 8192,
     "gemma3_text": 131_072,
@@ -41,6 +45,9 @@ _KEYS: Mapping[str, str] = {
     "context_length": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",
     "rope_dim": "partial_rotary_factor",
+    "n_experts": "num_local_experts",
+    "n_experts_used": "num_experts_per_tok",
+    "expert_ffn_size": "moe_intermediate_size",
 }
 
 
@@ -133,15 +140,35 @@ def _family(fields: Fields, model_type: str, n_layers: int, head_dim: int) -> di
         return {
             "sliding_window": fields.integer("sliding_window", 0 if fields.null("sliding_window") else 4096)
         }
+    if model_type == "mixtral":
+        return {
+            "sliding_window": fields.integer("sliding_window", 0),
+            "n_experts": fields.integer("num_local_experts", 8),
+            "n_experts_used": fields.integer("num_experts_per_tok", 2),
+        }
     if model_type == "phi3":
         return {"sliding_window": fields.integer("sliding_window", 0)}
-    if model_type in ("qwen2", "qwen3") and fields.boolean("use_sliding_window", False):
+    if model_type in ("qwen2", "qwen3", "qwen3_moe") and fields.boolean("use_sliding_window", False):
         first = fields.integer("max_window_layers", n_layers)
         if first < n_layers:
             raise UnsupportedModelError(
                 f"{fields.field('max_window_layers')}: windows from layer {first} on are not supported"
             )
-    return {}
+    return _qwen3_experts(fields) if model_type == "qwen3_moe" else {}
+
+
+def _qwen3_experts(fields: Fields) -> dict[str, Any]:
+    if fields.integer("decoder_sparse_step", 1) != 1 or not fields.empty("mlp_only_layers"):
+        raise UnsupportedModelError(
+            f"{fields.field('mlp_only_layers')}: a model that has experts in some layers only is not supported"
+        )
+    # "num_experts" became "num_local_experts"; files of both ages are about.
+    return {
+        "n_experts": fields.integer("num_local_experts", fields.integer("num_experts", 128)),
+        "n_experts_used": fields.integer("num_experts_per_tok", 8),
+        "expert_ffn_size": fields.integer("moe_intermediate_size", 768),
+        "norm_expert_weights": fields.boolean("norm_topk_prob", False),
+    }
 
 
 def _query_scale(fields: Fields) -> float:
@@ -182,7 +209,7 @@ def _rope(fields: Fields, model_type: str, context: int) -> tuple[float, float, 
     if rope is not None:
         windowed, whole = rope.object("sliding_attention"), rope.object("full_attention")
         if windowed is not None:
-            if _scaling(windowed, context) is not None:
+            if _scaling(windowed, context, context) is not None:
                 raise UnsupportedModelError(
                     f"{windowed.field('rope_type')}: scaled windowed layers are not supported"
                 )
@@ -192,10 +219,10 @@ def _rope(fields: Fields, model_type: str, context: int) -> tuple[float, float, 
     else:
         rope = fields.object("rope_scaling")
     original = fields.integer("original_max_position_embeddings", context)
-    return theta, local, None if rope is None else _scaling(rope, original)
+    return theta, local, None if rope is None else _scaling(rope, original, context)
 
 
-def _scaling(rope: Fields, context: int) -> RopeScaling | None:
+def _scaling(rope: Fields, original: int, served: int) -> RopeScaling | None:
     # "rope_type" replaced "type"; files of both ages are about, and some state both.
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":
@@ -215,14 +242,33 @@ def _scaling(rope: Fields, context: int) -> RopeScaling | None:
         return RopeScaling(
             "yarn",
             factor=factor,
-            original_context=rope.integer("original_max_position_embeddings", context),
+            original_context=rope.integer("original_max_position_embeddings", original),
             beta_fast=rope.number("beta_fast", 32.0),
             beta_slow=rope.number("beta_slow", 1.0),
             attention_factor=_yarn_attention(rope, factor),
         )
+    if kind in ("longrope", "su"):  # its name while it was new
+        return _longrope(rope, original, served)
     key = "rope_type" if "rope_type" in rope else "type"
     raise UnsupportedModelError(
-        f"{rope.field(key)}: {shown(kind)} is not supported; Toque runs default, linear, llama3, yarn"
+        f"{rope.field(key)}: {shown(kind)} is not supported; Toque runs default, linear, llama3, yarn, longrope"
+    )
+
+
+def _longrope(rope: Fields, original: int, served: int) -> RopeScaling:
+    original = rope.integer("original_max_position_embeddings", original)
+    if original < 2:
+        raise FormatError(
+            f"must be at least 2, got {original}", field=rope.field("original_max_position_embeddings")
+        )
+    scale = served / original
+    own = math.sqrt(1.0 + math.log(scale) / math.log(original)) if scale > 1.0 else 1.0
+    return RopeScaling(
+        "longrope",
+        original_context=original,
+        attention_factor=rope.number("attention_factor", own),
+        long_factors=rope.numbers("long_factor"),
+        short_factors=rope.numbers("short_factor"),
     )
 
 

@@ -13,7 +13,7 @@ from toque.formats.checkpoint import Checkpoint, TensorData
 from toque.formats.dequant import dequantize
 from toque.formats.fields import FILE, Fields
 from toque.formats.folder import read_json
-from toque.formats.fused import split_rows
+from toque.formats.fused import split_rows, stack_experts
 from toque.formats.hf_config import model_config
 from toque.formats.layout import check_tensors, dominant_type
 from toque.formats.safetensors import StoredTensor, read_folder
@@ -41,6 +41,17 @@ _LAYER: Mapping[str, str] = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate_up_proj": "ffn_gate_up",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d{1,4})\.(\w+)")
+_EXPERT_PARTS: Mapping[str, str] = {
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "w1": "ffn_gate",
+    "w2": "ffn_down",
+    "w3": "ffn_up",
 }
 # Gemma 2 and 3 put a norm on both sides of attention and of the ffn.
 _FOUR_NORMS: Mapping[str, str] = {
@@ -64,7 +75,7 @@ class _Names:
         """GGUF's name, or None for a tensor that the architecture does not have."""
         match = _NAME.fullmatch(name)
         if match is not None:
-            ours = self._layer.get(match[2])
+            ours = self._layer.get(match[2]) or _expert(match[2])
             return None if ours is None else f"blk.{int(match[1])}.{ours}.{match[3]}"
         stem, _, kind = name.rpartition(".")
         ours = _OUTER.get(stem) or _OUTER.get(f"model.{stem}")
@@ -76,6 +87,13 @@ class _Names:
         if parts[0] == "blk" and len(parts) == 4:
             return f"model.layers.{parts[1]}.{self._hf_layer.get(parts[2], parts[2])}.{parts[3]}"
         return f"{self._hf_outer.get(parts[0], parts[0])}.{parts[-1]}"
+
+
+def _expert(name: str) -> str | None:
+    """``mlp.experts.3.up_proj`` → ``ffn_up.3``, Mixtral's ``block_sparse_moe.experts.3.w3`` as well."""
+    match = _EXPERT.fullmatch(name)
+    part = None if match is None else _EXPERT_PARTS.get(match[2])
+    return None if match is None or part is None else f"{part}.{int(match[1])}"
 
 
 def load_folder(folder: Path, architectures: Collection[str] | None = None) -> Checkpoint:
@@ -99,6 +117,8 @@ def load_folder(folder: Path, architectures: Collection[str] | None = None) -> C
             tensor = _plus_one(tensor)
         tensors[name] = tensor
     tensors = _unfused(tensors, config)
+    if config.n_experts:
+        tensors = stack_experts(tensors, config.n_experts)
     check_tensors(config, tensors, names.hf, required=biases)
     return Checkpoint(
         path=folder,
