@@ -24,7 +24,7 @@ from toque.models import build_graph
 from toque.types import SamplingParams
 
 OPTIONS = BackendOptions(threads=2, max_batch_tokens=512, max_sequences=512)
-ISAS = [isa for isa in _native.isas() if isa != "avx512_emulated"]
+ISAS = _native.isas()
 
 
 def recorder():
@@ -44,10 +44,19 @@ def both(graph, *, seed=0, rows=40, isa="", config=CONFIG):
     return executables
 
 
-def assert_same(graph, tokens, *, bound=3e-3, **options):
+def cache_bound(isa=""):
+    """What the cache's 16-bit numbers cost: f16, or bf16 (and bf16 queries and probabilities) on AVX-512."""
+    return 1.5e-2 if _native.resolve_isa(isa).startswith("avx512") else 3e-3
+
+
+def assert_close(actual, expected, bound):
+    np.testing.assert_allclose(actual, expected, atol=bound * np.abs(expected).max())
+
+
+def assert_same(graph, tokens, *, bound=0.0, **options):
     reference, cpu = both(graph, **options)
     expected, actual = prefill_logits(reference, tokens), prefill_logits(cpu, tokens)
-    np.testing.assert_allclose(actual, expected, atol=bound * np.abs(expected).max())
+    assert_close(actual, expected, bound or cache_bound(options.get("isa", "")))
 
 
 def tokens_of(n, vocab=40, seed=1):
@@ -97,7 +106,7 @@ def test_attention_over_several_chunks_with_windows_and_softcap(window, softcap)
     blocks = list(range(10))
     batch = batch_of([(tokens[290:], 290, blocks), ([3], 0, [20]), (tokens[:40], 0, [30, 25])])
     expected, actual = reference.logits(batch), cpu.logits(batch)
-    np.testing.assert_allclose(actual, expected, atol=3e-3 * np.abs(expected).max())
+    assert_close(actual, expected, cache_bound())
 
 
 def test_bidirectional_attention_sees_the_whole_sequence():
@@ -138,8 +147,11 @@ def test_an_absent_instruction_set_is_refused():
 @pytest.fixture(scope="module")
 def tiny():
     checkpoint = tiny_llama()
+    # Near ties must fall as in the reference: not with a cache in bf16.
+    isa = next(isa for isa in ISAS if not isa.startswith("avx512"))
+    options = BackendOptions(2, isa, OPTIONS.max_batch_tokens, OPTIONS.max_sequences)
     executable = CpuBackend().lower(
-        fuse(build_graph(checkpoint.config, checkpoint.tensors)), checkpoint, OPTIONS
+        fuse(build_graph(checkpoint.config, checkpoint.tensors)), checkpoint, options
     )
     executable.allocate_kv(16)
     return executable
