@@ -24,6 +24,7 @@ from toque.errors import ConfigError
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Bound = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # 0: none
 
 
 class ServerSettings(Struct, frozen=True):
@@ -48,6 +49,9 @@ class LimitSettings(Struct, frozen=True):
     max_queued_requests: Count = 512  # sequences without a first token yet
     max_queued_tokens: Count = 2**20  # prompt tokens of those sequences
     max_choices: Count = 128  # prompts x n of one request
+    requests_per_minute: Bound = 0  # of each key, unless the key has its own
+    tokens_per_minute: Bound = 0
+    concurrent_requests: Bound = 0
     request_timeout_s: Seconds = 600.0
     load_wait_s: Seconds = 60.0  # how long a request waits for a model that is loading
 
@@ -56,6 +60,9 @@ class AuthSettings(Struct, frozen=True):
     """Without keys every caller is let in, which is why only loopback may be served then."""
 
     api_keys: tuple[str, ...] = ()
+    keys_file: str = (
+        ""  # digests of more keys, read again when it changes; `toque serve`: TOQUE_HOME/keys.json
+    )
 
 
 class FleetSettings(Struct, frozen=True):

@@ -5,6 +5,7 @@
     ToqueError
     ├── RequestError            the caller's fault: 400
     │   ├── ContextLengthError      prompt (+ answer) cannot fit: 400 context_length_exceeded
+    │   ├── GrammarError            no grammar, or one too complex to follow: 400 invalid_grammar
     │   ├── TemplateError           the chat template refused or misbehaved: 400
     │   ├── AuthenticationError     no key, or a wrong one: 401
     │   ├── PermissionDeniedError   the key may not do this: 403
@@ -13,6 +14,7 @@
     │   └── PayloadTooLargeError    413
     ├── OverloadedError         try again later, with Retry-After
     │   ├── QueueFullError          this deployment's queue is full: 429
+    │   ├── RateLimitError          this key has used its allowance: 429
     │   └── UnavailableError        loading, draining, or no replica alive: 503
     ├── DeadlineError           the request's deadline passed: 504
     ├── CancelledError          the client left; nobody reads the answer: 499
@@ -53,6 +55,10 @@ class RequestError(ToqueError):
 
 class ContextLengthError(RequestError):
     code = "context_length_exceeded"
+
+
+class GrammarError(RequestError):
+    code = "invalid_grammar"
 
 
 class TemplateError(RequestError):
@@ -104,6 +110,14 @@ class QueueFullError(OverloadedError):
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
+
+
+class RateLimitError(OverloadedError):
+    """The key has used what it may use for now."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class UnavailableError(OverloadedError):

@@ -14,6 +14,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "list": ("toque.cli.list_", "command", "List the models in the local store."),
     "show": ("toque.cli.show", "command", "Show one model: files, digests, origin, size."),
     "rm": ("toque.cli.rm", "command", "Remove a model from the local store."),
+    "keys": ("toque.cli.keys", "command", "Create, list and revoke API keys."),
     "bench": ("toque.cli.bench", "command", "Measure a server: throughput, TTFT, inter-token latency."),
     "version": ("toque.cli.version", "command", "Print the version, the backends and the instruction sets."),
 }

@@ -12,6 +12,7 @@ from dataclasses import replace
 from toque.backends.base import BLOCK_SIZE, Executable, StepResult
 from toque.engine.admission import Limits, check_request
 from toque.engine.budget import StepBudget
+from toque.engine.grammars import Grammars
 from toque.engine.kv.cache import KVCache
 from toque.engine.logprobs import LogprobRows
 from toque.engine.options import EngineOptions
@@ -19,10 +20,11 @@ from toque.engine.rate import TokenRate
 from toque.engine.runner import RowSpan, Runner
 from toque.engine.scheduler import Scheduler, StepPlan
 from toque.engine.sequence import Sequence, SequenceState
-from toque.errors import DeadlineError, EngineError, RequestError, ToqueError
+from toque.errors import DeadlineError, EngineError, GrammarError, RequestError, ToqueError
 from toque.types import EngineRequest, EngineStats, FinishReason, SequenceOutput
 
 _Outputs = list[SequenceOutput]
+_GRAMMAR_WAIT_S = 0.01  # a new request waits so long at most while nothing but grammars is in the making
 
 
 class Engine:
@@ -49,6 +51,7 @@ class Engine:
         valid_vocab: int = 0,
         identity: str = "",
         weights: Mapping[str, float] | None = None,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``n_blocks`` of the executable's KV are already allocated. ``max_rows`` bounds R (0: max_sequences)."""
@@ -62,7 +65,7 @@ class Engine:
             StepBudget(options.step_target_ms / 1000.0, options.max_batch_tokens),
             max_sequences=options.max_sequences,
             max_rows=max_rows or options.max_sequences,
-            weights=weights,
+            weights=options.weights if weights is None else weights,
         )
         self.runner = Runner(
             executable,
@@ -78,6 +81,7 @@ class Engine:
             vocab_size=executable.vocab_size,
             valid_vocab=valid_vocab or executable.vocab_size,
         )
+        self._grammars = grammars
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._ready: _Outputs = []  # outputs that need no step
@@ -97,6 +101,8 @@ class Engine:
         was queued."""
         if request.request_id in self._sequences:
             raise RequestError(f"request_id {request.request_id!r} is already running", param="request_id")
+        if request.grammar is not None and self._grammars is None:
+            raise RequestError("this engine follows no grammars", param="response_format")
         new_tokens = check_request(request, self.limits)
         sampling = request.sampling
         if sampling.seed is None:
@@ -121,7 +127,11 @@ class Engine:
         )
         sequence.added_at = time.perf_counter()
         self._sequences[sequence.id] = sequence
-        self.scheduler.add(sequence)
+        if self._grammars is None or request.grammar is None or scoring:
+            self.scheduler.add(sequence)
+        else:
+            sequence.state = SequenceState.PREPARING
+            self._grammars.prepare(sequence, request.grammar)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, sequence.arrival, sequence.id))
 
@@ -145,6 +155,8 @@ class Engine:
             self._sweep_aborted(outputs)
         if self._deadlines:
             self._sweep_deadlines(outputs)
+        if self._grammars is not None and self._grammars.pending:
+            self._queue_prepared(self._grammars, outputs)
         if not self._sequences:
             return outputs
         started = time.perf_counter()
@@ -171,6 +183,19 @@ class Engine:
         self._generated += generated
         self._rate.add(generated, now)
         return outputs
+
+    def _queue_prepared(self, grammars: Grammars, outputs: _Outputs) -> None:
+        """Queue the sequences whose grammar is ready. Where nothing else is to be done, wait for one a little."""
+        if not outputs and self._preparing == len(self._sequences):
+            grammars.wait(_GRAMMAR_WAIT_S)
+        for sequence, result in grammars.prepared():
+            if sequence.state != SequenceState.PREPARING:
+                continue  # it ended meanwhile
+            if isinstance(result, Exception):
+                self._end_with_error(sequence, result, outputs)
+            else:
+                sequence.matcher = result
+                self.scheduler.add(sequence)
 
     def _open(self, sequence: Sequence, plan: StepPlan, outputs: _Outputs) -> None:
         try:
@@ -203,8 +228,9 @@ class Engine:
             computed = sequence.computed = sequence.computed + 1
             if not computed & mask:
                 publish(sequence)
-            if token < 0:
-                self._end_with_error(sequence, _nothing_left(), outputs)
+            matcher = sequence.matcher
+            if token < 0 or (matcher is not None and not matcher.accept(token)):
+                self._end_stuck(sequence, token, SequenceOutput(sequence.id, []), outputs)
                 continue
             sequence.tokens.append(token)
             output = SequenceOutput(sequence.id, [token])
@@ -213,6 +239,9 @@ class Engine:
             if token in sequence.stop:
                 output.finish_reason = FinishReason.STOP
                 output.stop_token = token
+                self._end(sequence)
+            elif matcher is not None and matcher.complete:
+                output.finish_reason = FinishReason.STOP
                 self._end(sequence)
             elif computed + 1 >= sequence.end:
                 output.finish_reason = FinishReason.LENGTH
@@ -242,21 +271,22 @@ class Engine:
             row += span.scored
         if sequence.computed < len(sequence.tokens):
             return 0
-        if span.sampled and tokens[row] < 0:
-            self._end_with_error(sequence, _nothing_left(), outputs)
-            return 0
         output = SequenceOutput(sequence.id, [])
         if not sequence.first_sent:
             sequence.first_sent = True
             output.cached_tokens = sequence.cached_tokens
             output.prompt_logprobs = sequence.prompt_logprobs
             output.queue_seconds = sequence.queue_seconds
-        outputs.append(output)
         if not span.sampled:
+            outputs.append(output)
             output.finish_reason = FinishReason.LENGTH
             self._end(sequence)
             return 0
-        token = tokens[row]
+        token, matcher = tokens[row], sequence.matcher
+        if token < 0 or (matcher is not None and not matcher.accept(token)):
+            self._end_stuck(sequence, token, output, outputs)
+            return 0
+        outputs.append(output)
         output.tokens.append(token)
         if sequence.top >= 0:
             output.logprobs = [logprobs.entry(row, sequence.top)]
@@ -265,6 +295,9 @@ class Engine:
         if token in sequence.stop:
             output.finish_reason = FinishReason.STOP
             output.stop_token = token
+            self._end(sequence)
+        elif matcher is not None and matcher.complete:
+            output.finish_reason = FinishReason.STOP
             self._end(sequence)
         elif len(sequence.tokens) >= sequence.end:
             output.finish_reason = FinishReason.LENGTH
@@ -280,6 +313,20 @@ class Engine:
         del self._sequences[sequence.id]
         if slot >= 0 and close_slot:
             self.runner.close(slot)
+
+    def _end_stuck(self, sequence: Sequence, token: int, output: SequenceOutput, outputs: _Outputs) -> None:
+        """Nothing can be sampled (-1), or not what was sampled: the end of an answer that may end here, else an error."""
+        matcher = sequence.matcher
+        if matcher is None:
+            self._end_with_error(sequence, _nothing_left(), outputs)
+        elif token < 0 and not matcher.error and matcher.may_end:
+            output.finish_reason = FinishReason.STOP
+            self._end(sequence)
+            outputs.append(output)
+        else:
+            why = matcher.error or "no token can follow"
+            error = GrammarError(f"the answer's grammar cannot be followed any further: {why}")
+            self._end_with_error(sequence, error, outputs)
 
     def _end_with_error(
         self, sequence: Sequence, error: Exception, outputs: _Outputs, *, close_slot: bool = True
@@ -320,13 +367,20 @@ class Engine:
             self._deadlines = [d for d in self._deadlines if d[2] in live and live[d[2]].arrival == d[1]]
             heapq.heapify(self._deadlines)
 
+    @property
+    def _preparing(self) -> int:
+        """Sequences that wait for their grammar, and are in no queue."""
+        if self._grammars is None or not self._grammars.pending:
+            return 0
+        return sum(sequence.state == SequenceState.PREPARING for sequence in self._sequences.values())
+
     # --- the outside --------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
         scheduler = self.scheduler
         return EngineStats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + self._preparing,
             queued_tokens=scheduler.waiting.tokens,
             kv_blocks_used=self.kv.held,
             kv_blocks_total=self.kv.n_blocks,
@@ -343,7 +397,10 @@ class Engine:
     def check(self) -> None:
         """Raises EngineError unless every KV block and sampler slot is accounted for. For idle moments and tests."""
         self.scheduler.check()
-        if len(self._sequences) != len(self.scheduler.running) + len(self.scheduler.waiting):
+        if (
+            len(self._sequences)
+            != len(self.scheduler.running) + len(self.scheduler.waiting) + self._preparing
+        ):
             raise EngineError(f"{len(self._sequences)} requests are known, but not all of them run or wait")
 
     def close(self) -> None:
@@ -351,6 +408,8 @@ class Engine:
         for sequence in list(self._sequences.values()):
             self._end(sequence)
         self._aborted.clear()
+        if self._grammars is not None:
+            self._grammars.close()
         self.executable.close()
 
 

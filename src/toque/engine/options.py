@@ -25,6 +25,25 @@ class EngineOptions:
     max_sequences: int = 64
     step_target_ms: float = 50.0
     prefix_cache: bool = True
+    tenant_weights: str = ""  # "a=2,b=0.5": shares of the engine when tenants compete; 1 for all others
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """``tenant_weights`` by tenant. ConfigError for what is no list of them."""
+        weights: dict[str, float] = {}
+        for part in filter(None, (part.strip() for part in self.tenant_weights.split(","))):
+            tenant, _, text = part.rpartition("=")
+            try:
+                weight = float(text)
+            except ValueError:
+                weight = 0.0
+            if not tenant.strip() or not 0.001 <= weight <= 1000:
+                raise ConfigError(
+                    f"tenant_weights is a list like 'a=2,b=0.5' with weights from 0.001 to 1000, got {part[:60]!r}",
+                    param="tenant_weights",
+                )
+            weights[tenant.strip()] = weight
+        return weights
 
     def __post_init__(self) -> None:
         for name in ("threads", "context_length", "kv_memory_mb", "kv_blocks"):
@@ -35,6 +54,7 @@ class EngineOptions:
                 raise ConfigError(
                     f"{name} must be between 1 and {high}, got {getattr(self, name)}", param=name
                 )
+        _ = self.weights
         if not 1.0 <= self.step_target_ms <= 60_000:
             raise ConfigError(
                 f"step_target_ms must be between 1 and 60000, got {self.step_target_ms}",

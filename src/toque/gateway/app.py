@@ -35,6 +35,9 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/metrics", ops.metrics),
 )
 
+# Everything else needs a key when there are keys; these answer orchestrators that have none.
+OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
+
 
 class Endpoint:
     """A handler as an ASGI application. The route's pattern, not the path, names it in the metrics."""
@@ -58,7 +61,7 @@ def create_app(deployments: Mapping[str, Deployment], settings: Settings) -> Sta
             Route(pattern, Endpoint(pattern, handler, gateway), methods=[method])
             for method, pattern, handler in ROUTES
         ],
-        middleware=[Middleware(Front, gateway=gateway)],
+        middleware=[Middleware(Front, gateway=gateway, open_paths=OPEN_PATHS)],
         exception_handlers={HTTPException: _http_exception},
     )
     app.router.redirect_slashes = False  # a redirect would turn a POST into something else in some clients

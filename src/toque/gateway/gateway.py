@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toque.gateway.auth import KeyRing
 from toque.gateway.deployment import Deployment
 from toque.gateway.prepare import TextPool
+from toque.gateway.quota import Allowance
 from toque.monitor.metrics import Metrics
 from toque.routing.base import ReplicaState
 from toque.types import EngineStats
@@ -23,7 +25,15 @@ class Gateway:
     def __init__(self, deployments: Mapping[str, Deployment], settings: Settings) -> None:
         self.deployments = deployments
         self.settings = settings
-        self.keys = KeyRing(settings.auth.api_keys)
+        self.keys = KeyRing(
+            settings.auth.api_keys,
+            Path(settings.auth.keys_file) if settings.auth.keys_file else None,
+            Allowance(
+                settings.limits.requests_per_minute,
+                settings.limits.tokens_per_minute,
+                settings.limits.concurrent_requests,
+            ),
+        )
         self.metrics = Metrics(self._stats)
         self.pool = TextPool()
         self.started = time.time()

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from toque.config import Settings, engine_flags
 from toque.errors import ConfigError, ModelError
 from toque.gateway.listen import bind
@@ -52,6 +54,7 @@ def serve(
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     started = time.perf_counter()
+    settings = with_keys_file(settings)
     with nullcontext() if progress is None else progress() as report:
         served = [resolve(reference, report) for reference in models or settings.models]
     _check_names(served)
@@ -64,7 +67,7 @@ def serve(
 async def _serve(models: Sequence[ServedModel], settings: Settings, started: float) -> int:
     from toque.fleet.local import LocalDeployment, replica_command
 
-    listener = bind(settings.server, bool(settings.auth.api_keys))
+    listener = bind(settings.server, has_keys(settings))
     async with AsyncExitStack() as stack:
         stack.callback(listener.close)
         replicas: dict[str, LocalDeployment] = {}
@@ -177,6 +180,22 @@ def resolve(reference: str, report: Report | None = None) -> ServedModel:
     return ServedModel(name if separator else target, path, store.show(target).digest)
 
 
+def with_keys_file(settings: Settings) -> Settings:
+    """The settings with the file that `toque keys` writes, where they name no other."""
+    if settings.auth.keys_file:
+        return settings
+    from toque.gateway.key_file import NAME
+    from toque.registry.store import default_home
+
+    file = default_home() / NAME
+    return replace(settings, auth=replace(settings.auth, keys_file=str(file)))
+
+
+def has_keys(settings: Settings) -> bool:
+    """Whether callers will need a key: as `KeyRing` sees it, before there is one."""
+    return bool(settings.auth.api_keys) or Path(settings.auth.keys_file).is_file()
+
+
 def _check_names(models: Sequence[ServedModel]) -> None:
     if not models:
         raise ConfigError("no model to serve: name one, as in `toque serve smollm2`", param="models")
@@ -191,7 +210,7 @@ def _check_names(models: Sequence[ServedModel]) -> None:
 def greeting(models: Sequence[ServedModel], settings: Settings, port: int, seconds: float) -> str:
     host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
     url = f"http://{host}:{port}"
-    key = ' \\\n    -H "Authorization: Bearer $TOQUE_API_KEY"' if settings.auth.api_keys else ""
+    key = ' \\\n    -H "Authorization: Bearer $TOQUE_API_KEY"' if has_keys(settings) else ""
     body = f'{{"model": "{models[0].name}", "messages": [{{"role": "user", "content": "Say hello"}}]}}'
     return (
         f"Toque serves {', '.join(model.name for model in models)} at {url}/v1 (ready in {seconds:.1f} s)\n"

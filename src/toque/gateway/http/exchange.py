@@ -11,7 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 from toque.errors import ToqueError
+from toque.gateway.auth import Caller
 from toque.gateway.http.errors import error_body, error_headers
+from toque.gateway.quota import Allowance, Charge, Quota
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -19,6 +21,7 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 LAST_WORD_S = 2.0
+NOBODY = Caller("", "", Quota(Allowance()))  # who asks at the paths that need no key
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _JSON = (b"content-type", b"application/json")
 _EVENTS = [
@@ -42,7 +45,7 @@ class Exchange:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = self._read_request_id()
-        self.tenant = ""
+        self.caller = NOBODY
         self.endpoint = "other"
         self.model = ""
         self.status = 0
@@ -52,6 +55,14 @@ class Exchange:
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def charge(self, tokens: int) -> Charge:
+        """The caller's leave to have about so many tokens computed, and the headers that say what is left."""
+        quota = self.caller.quota
+        try:
+            return quota.enter(tokens)
+        finally:
+            self.added += quota.headers()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -9,7 +9,6 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from toque.errors import EngineError, ToqueError, UnavailableError
-from toque.gateway.auth import OPEN_PATHS
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.body import ClientLeft
 from toque.gateway.http.exchange import Exchange, Headers, Receive, Send
@@ -17,7 +16,12 @@ from toque.gateway.http.exchange import Exchange, Headers, Receive, Send
 log = logging.getLogger("toque.gateway")
 
 CLIENT_LEFT = 499
-_EXPOSED = b"x-request-id, x-toque-model-version, retry-after"
+_LIMIT_HEADERS = [
+    b"x-ratelimit-%b-%b" % (a, b)
+    for b in (b"requests", b"tokens")
+    for a in (b"limit", b"remaining", b"reset")
+]
+_EXPOSED = b", ".join([b"x-request-id", b"x-toque-model-version", b"retry-after", *_LIMIT_HEADERS])
 
 
 class Front:
@@ -27,8 +31,9 @@ class Front:
     its own status, anything else with 500 and a line in the log that carries the request id.
     """
 
-    def __init__(self, app: Any, gateway: Gateway) -> None:
+    def __init__(self, app: Any, gateway: Gateway, open_paths: frozenset[str]) -> None:
         self._app = app
+        self._open_paths = open_paths  # these need no key
         self._gateway = gateway
         self._origins = frozenset(gateway.settings.server.cors_origins)
 
@@ -53,8 +58,8 @@ class Front:
                 await exchange.answer(204, b"", self._preflight(exchange))
                 return
             exchange.added += self._cors(exchange)
-            if exchange.scope["path"] not in OPEN_PATHS:
-                exchange.tenant = self._gateway.keys.tenant(exchange.header(b"authorization"))
+            if exchange.scope["path"] not in self._open_paths:
+                exchange.caller = self._gateway.keys.caller(exchange.header(b"authorization"))
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except ToqueError as error:
             if error.status >= 500 and not isinstance(error, UnavailableError):

@@ -23,7 +23,7 @@ async def chat_completions(exchange: Exchange, gateway: Gateway) -> None:
     deployment = find_deployment(gateway.deployments, body.model)
     # The answer's id is new every time, so it can name the work inside too; the caller's own id may come twice.
     request = chat_request(
-        body, f"chatcmpl-{uuid.uuid4().hex}", exchange.tenant, gateway.settings.limits.max_choices
+        body, f"chatcmpl-{uuid.uuid4().hex}", exchange.caller.tenant, gateway.settings.limits.max_choices
     )
     await respond(exchange, gateway, deployment, request, ChatFormat)
 
@@ -33,7 +33,7 @@ async def completions(exchange: Exchange, gateway: Gateway) -> None:
     body.timeout = deadline_s(exchange, body.timeout)
     deployment = find_deployment(gateway.deployments, body.model)
     request = completion_request(
-        body, f"cmpl-{uuid.uuid4().hex}", exchange.tenant, gateway.settings.limits.max_choices
+        body, f"cmpl-{uuid.uuid4().hex}", exchange.caller.tenant, gateway.settings.limits.max_choices
     )
     await respond(exchange, gateway, deployment, request, CompletionFormat)
 

@@ -80,7 +80,13 @@ async def respond(
     exchange.added.append((b"x-toque-model-version", deployment.version.encode("latin-1", "replace")))
     timeout = request.timeout_s or deployment.limits.request_timeout_s
     estimate = sum(prompt_size(prompt) for prompt in request.prompts) * request.n // 4
-    ticket = deployment.admission.enter(request.choices, estimate, deployment.client.stats())
+    charge = exchange.charge(estimate + request.choices * (request.sampling.max_tokens or 0))
+    usage = Usage()
+    try:
+        ticket = deployment.admission.enter(request.choices, estimate, deployment.client.stats())
+    except BaseException:
+        charge.close(0)
+        raise
     try:
         with cancelled_when_client_leaves(exchange):
             async with asyncio.timeout(timeout):
@@ -88,7 +94,7 @@ async def respond(
                 ticket.measured(prepared.prompt_tokens * request.n)
                 await deployment.until_serving()
                 record = gateway.metrics.record(deployment.name, exchange.arrived)
-                generation = Generation(prepared, deployment, record, ticket)
+                generation = Generation(prepared, deployment, record, ticket, usage)
                 answer = spell(prepared, deployment)
                 async with aclosing(generation.deltas()) as deltas:
                     if request.stream:
@@ -100,6 +106,7 @@ async def respond(
         raise DeadlineError(f"the request did not finish within {timeout:g} s", param="timeout") from None
     finally:
         ticket.release()
+        charge.close(usage.prompt_tokens + usage.completion_tokens)
 
 
 async def _stream(
