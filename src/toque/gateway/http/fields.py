@@ -4,7 +4,7 @@
 
     temperature: Annotated[float | None, honoured("0 is greedy; up to 2.")] = None
     suffix: Annotated[str | None, refused("models here continue text, they do not fill in")] = None
-    store: Annotated[Raw, ignored("nothing is stored")] = NOT_GIVEN
+    store: Annotated[Raw, ignored("nothing is stored")] = OPTIONAL
 
 The declaration is read three ways: requests are refused by it, docs/api.md prints it, /openapi.json describes it.
 A field that no type names is ignored, as OpenAI's clients expect of a compatible server.
@@ -17,11 +17,13 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from toque.errors import RequestError
 
 NOT_GIVEN = Raw(b"null")
+# The default of fields of type Raw: NOT_GIVEN itself could not be written into a schema.
+OPTIONAL: Any = field(default_factory=lambda: NOT_GIVEN)
 _NOTHING = frozenset({b"null", b"false", b"[]", b"{}", b'""', b'"none"', b'"auto"'})
 
 

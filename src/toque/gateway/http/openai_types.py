@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Raw, Struct
 
-from toque.gateway.http.fields import NOT_GIVEN, honoured, ignored, refused
+from toque.gateway.http.fields import OPTIONAL, honoured, ignored, refused
 
 
 class ContentPart(Struct):
@@ -42,8 +42,8 @@ class Message(Struct):
     tool_call_id: Annotated[str | None, honoured("Given to the chat template.")] = None
     reasoning_content: Annotated[str | None, honoured("Given to the chat template.")] = None
     refusal: Annotated[str | None, honoured("Stands for the content where that is missing.")] = None
-    audio: Annotated[Raw, refused("models here neither hear nor speak")] = NOT_GIVEN
-    function_call: Annotated[Raw, refused("its successor is tool_calls")] = NOT_GIVEN
+    audio: Annotated[Raw, refused("models here neither hear nor speak")] = OPTIONAL
+    function_call: Annotated[Raw, refused("its successor is tool_calls")] = OPTIONAL
 
 
 class StreamOptions(Struct):
@@ -53,7 +53,7 @@ class StreamOptions(Struct):
 
 class ResponseFormat(Struct):
     type: Annotated[str, honoured()]
-    json_schema: Annotated[Raw, honoured()] = NOT_GIVEN
+    json_schema: Annotated[Raw, honoured()] = OPTIONAL
 
 
 class SamplingFields(Struct, kw_only=True):
@@ -101,17 +101,17 @@ class SamplingFields(Struct, kw_only=True):
     ] = None
     response_format: Annotated[ResponseFormat | None, honoured("`text` only so far.")] = None
     # Raw: looked at only to be refused or ignored, so nothing is built from them.
-    structured_outputs: Annotated[Raw, refused("not yet")] = NOT_GIVEN
-    guided_json: Annotated[Raw, refused("use response_format or structured_outputs")] = NOT_GIVEN
-    guided_regex: Annotated[Raw, refused("use structured_outputs")] = NOT_GIVEN
-    guided_choice: Annotated[Raw, refused("use structured_outputs")] = NOT_GIVEN
-    guided_grammar: Annotated[Raw, refused("use structured_outputs")] = NOT_GIVEN
-    use_beam_search: Annotated[Raw, refused("answers are sampled here")] = NOT_GIVEN
-    prompt_logprobs: Annotated[Raw, refused("use echo with logprobs on /v1/completions")] = NOT_GIVEN
-    truncate_prompt_tokens: Annotated[Raw, refused("shorten the prompt before it is sent")] = NOT_GIVEN
-    user: Annotated[Raw, ignored("Tenants are told apart by their keys.")] = NOT_GIVEN
-    metadata: Annotated[Raw, ignored("Nothing is stored that it could describe.")] = NOT_GIVEN
-    service_tier: Annotated[Raw, ignored("There is one tier; see `priority`.")] = NOT_GIVEN
+    structured_outputs: Annotated[Raw, refused("not yet")] = OPTIONAL
+    guided_json: Annotated[Raw, refused("use response_format or structured_outputs")] = OPTIONAL
+    guided_regex: Annotated[Raw, refused("use structured_outputs")] = OPTIONAL
+    guided_choice: Annotated[Raw, refused("use structured_outputs")] = OPTIONAL
+    guided_grammar: Annotated[Raw, refused("use structured_outputs")] = OPTIONAL
+    use_beam_search: Annotated[Raw, refused("answers are sampled here")] = OPTIONAL
+    prompt_logprobs: Annotated[Raw, refused("use echo with logprobs on /v1/completions")] = OPTIONAL
+    truncate_prompt_tokens: Annotated[Raw, refused("shorten the prompt before it is sent")] = OPTIONAL
+    user: Annotated[Raw, ignored("Tenants are told apart by their keys.")] = OPTIONAL
+    metadata: Annotated[Raw, ignored("Nothing is stored that it could describe.")] = OPTIONAL
+    service_tier: Annotated[Raw, ignored("There is one tier; see `priority`.")] = OPTIONAL
 
 
 class ChatCompletionBody(SamplingFields, kw_only=True):
@@ -131,25 +131,23 @@ class ChatCompletionBody(SamplingFields, kw_only=True):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, honoured("Variables for the chat template; up to 64.")
     ] = None
-    tools: Annotated[Raw, refused("not yet")] = NOT_GIVEN
-    tool_choice: Annotated[Raw, refused("not yet")] = NOT_GIVEN
-    parallel_tool_calls: Annotated[Raw, ignored("There are no tool calls yet.")] = NOT_GIVEN
-    functions: Annotated[Raw, refused("its successor is tools")] = NOT_GIVEN
-    function_call: Annotated[Raw, refused("its successor is tool_choice")] = NOT_GIVEN
+    tools: Annotated[Raw, refused("not yet")] = OPTIONAL
+    tool_choice: Annotated[Raw, refused("not yet")] = OPTIONAL
+    parallel_tool_calls: Annotated[Raw, ignored("There are no tool calls yet.")] = OPTIONAL
+    functions: Annotated[Raw, refused("its successor is tools")] = OPTIONAL
+    function_call: Annotated[Raw, refused("its successor is tool_choice")] = OPTIONAL
     modalities: Annotated[list[str] | None, honoured('`["text"]` is the only one.')] = None
-    audio: Annotated[Raw, refused("models here do not speak")] = NOT_GIVEN
-    web_search_options: Annotated[Raw, refused("there is no search here")] = NOT_GIVEN
-    moderation: Annotated[Raw, refused("nothing here moderates")] = NOT_GIVEN
-    prediction: Annotated[Raw, ignored("It would change the speed only.")] = NOT_GIVEN
-    reasoning_effort: Annotated[Raw, ignored("See `chat_template_kwargs` for models that reason.")] = (
-        NOT_GIVEN
-    )
-    verbosity: Annotated[Raw, ignored("Models here have no such setting.")] = NOT_GIVEN
-    store: Annotated[Raw, ignored("Nothing is stored.")] = NOT_GIVEN
-    prompt_cache_key: Annotated[Raw, ignored("Equal beginnings are found without it.")] = NOT_GIVEN
-    prompt_cache_retention: Annotated[Raw, ignored("The cache keeps what it has room for.")] = NOT_GIVEN
-    prompt_cache_options: Annotated[Raw, ignored("The cache keeps what it has room for.")] = NOT_GIVEN
-    safety_identifier: Annotated[Raw, ignored("Tenants are told apart by their keys.")] = NOT_GIVEN
+    audio: Annotated[Raw, refused("models here do not speak")] = OPTIONAL
+    web_search_options: Annotated[Raw, refused("there is no search here")] = OPTIONAL
+    moderation: Annotated[Raw, refused("nothing here moderates")] = OPTIONAL
+    prediction: Annotated[Raw, ignored("It would change the speed only.")] = OPTIONAL
+    reasoning_effort: Annotated[Raw, ignored("See `chat_template_kwargs` for models that reason.")] = OPTIONAL
+    verbosity: Annotated[Raw, ignored("Models here have no such setting.")] = OPTIONAL
+    store: Annotated[Raw, ignored("Nothing is stored.")] = OPTIONAL
+    prompt_cache_key: Annotated[Raw, ignored("Equal beginnings are found without it.")] = OPTIONAL
+    prompt_cache_retention: Annotated[Raw, ignored("The cache keeps what it has room for.")] = OPTIONAL
+    prompt_cache_options: Annotated[Raw, ignored("The cache keeps what it has room for.")] = OPTIONAL
+    safety_identifier: Annotated[Raw, ignored("Tenants are told apart by their keys.")] = OPTIONAL
 
 
 class CompletionBody(SamplingFields, kw_only=True):
