@@ -74,6 +74,10 @@ class ModelConfig:
     n_experts_used: int = 0
     expert_ffn_size: int = 0  # 0: ffn_size
     norm_expert_weights: bool = True  # the weights of a token's experts are made to sum to 1
+    n_positions: int = 0  # rows of a table of learned positions; 0: rotary
+    n_token_types: int = 0
+    pooling: str = ""  # "mean", "cls" or "last": the model makes an embedding; "": it generates text
+    normalize_embeddings: bool = True
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -184,6 +188,7 @@ class EngineRequest:
     cache_salt: str = ""
     priority: int = 0
     deadline: float | None = None  # seconds since the epoch
+    grammar: str | None = None  # what the answer must match: an encoded toque.text.grammar.spec.GrammarSpec
 
 
 @dataclass(slots=True)

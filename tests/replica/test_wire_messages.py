@@ -62,6 +62,7 @@ requests = st.builds(
     cache_salt=st.text(max_size=5),
     priority=st.integers(-100, 100),
     deadline=st.none() | st.floats(0, 1e12),
+    grammar=st.none() | st.text(max_size=5),
 )
 maybe_text = st.none() | st.text(min_size=1, max_size=5)
 outputs = st.builds(

@@ -315,7 +315,7 @@ class Engine:
             self.runner.close(slot)
 
     def _end_stuck(self, sequence: Sequence, token: int, output: SequenceOutput, outputs: _Outputs) -> None:
-        """Nothing can be sampled (-1), or not what was sampled: the end of an answer that may end here, else an error."""
+        """No token is left (-1), or the grammar has no use for it: the end where the answer may end, else an error."""
         matcher = sequence.matcher
         if matcher is None:
             self._end_with_error(sequence, _nothing_left(), outputs)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
+import numpy.typing as npt
 
 from toque.backends.base import BLOCK_SIZE, Float32, StepBatch, StepResult
 from toque.errors import EngineError
@@ -95,8 +96,9 @@ class FakeExecutable:
             if target < 0:
                 if len(context) != len(slot.tokens):
                     raise EngineError("a row is sampled although later tokens are known")
-                token = self._sample(slot, context)
-                slot.tokens.append(token)
+                token = self._sample(slot, context, None if batch.masks is None else batch.masks[row])
+                if token >= 0:
+                    slot.tokens.append(token)
             else:
                 token = target
             tokens[row] = token
@@ -144,15 +146,18 @@ class FakeExecutable:
         table = batch.block_tables[sequence].tolist()
         return [self._kv[table[p // size]][p % size] for p in range(length)]
 
-    def _sample(self, slot: _Slot, context: list[int]) -> int:
+    def _sample(self, slot: _Slot, context: list[int], mask: npt.NDArray[np.uint32] | None) -> int:
         generated = len(context) - slot.prompt
         stream = b"" if slot.params.greedy else f"{slot.params.seed}/{generated}".encode()
         banned = slot.suppress if generated < slot.suppress_until else frozenset[int]()
-        for attempt in range(10_000):
-            token = _hash(context, stream + bytes([attempt % 256])) % self.vocab_size
-            if token not in banned:
+        bits = None if mask is None else np.unpackbits(mask.view(np.uint8), bitorder="little")
+        for attempt in range(256):
+            token = _hash(context, stream + bytes([attempt])) % self.vocab_size
+            if token not in banned and (bits is None or bits[token]):
                 return token
-        raise EngineError("every token is suppressed")
+        # Hardly anything is allowed: choose among that.
+        left = [t for t in range(self.vocab_size) if t not in banned and (bits is None or bits[t])]
+        return left[_hash(context, stream) % len(left)] if left else -1
 
     @staticmethod
     def logprob(context: Sequence[int], token: int) -> float:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from toque.backends.base import BLOCK_SIZE, BackendOptions
 from toque.engine.engine import Engine
+from toque.engine.grammars import Grammars
 from toque.engine.memory import available_bytes
 from toque.engine.options import EngineOptions
 from toque.errors import ConfigError, ModelError
+from toque.text.grammar.compiler import Compiler
 
 if TYPE_CHECKING:
     from toque.formats.checkpoint import Checkpoint
@@ -27,6 +29,7 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
     from toque.formats.checkpoint import Checkpoint
     from toque.graph.fuse import fuse
     from toque.models import build_graph
+    from toque.text.tokenizer import load_tokenizer
 
     options = options or EngineOptions()
     if isinstance(model, Checkpoint):
@@ -53,6 +56,7 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
     )
     blocks = kv_blocks(options, context, executable.kv_bytes_per_block, available_bytes())
     executable.allocate_kv(blocks)
+    grammars = Compiler(lambda: load_tokenizer(checkpoint), executable.vocab_size)
     # A context that the whole cache cannot hold would be promised in vain.
     context = min(context, blocks * BLOCK_SIZE)
     return Engine(
@@ -63,6 +67,7 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
         max_rows=max_rows,
         valid_vocab=valid,
         identity=str(checkpoint.path),
+        grammars=Grammars(grammars.compile),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from toque.backends.base import BLOCK_SIZE, Executable, Int32, StepBatch, StepResult
 from toque.engine.scheduler import StepPlan
@@ -51,6 +52,8 @@ class Runner:
         self._targets = np.full(max_rows, -1, np.int32)
         self._top = np.full(max_rows, -1, np.int32)
         self._wanted = False  # some entry of _targets or _top is not -1
+        self._masks: npt.NDArray[np.uint32] | None = None  # made when the first grammar comes
+        self._masked: list[int] = []  # rows of _masks that are not all ones
 
     def open(self, sequence: Sequence) -> None:
         """Prepare the sampler slot of an admitted sequence. What the executable raises concerns this request only."""
@@ -117,8 +120,27 @@ class Runner:
             self._slots[:n_rows],
             self._targets[:n_rows],
             self._top[:n_rows],
+            self._fill_masks(plan, spans, n_rows),
         )
         return batch, spans
+
+    def _fill_masks(self, plan: StepPlan, spans: list[RowSpan], n_rows: int) -> npt.NDArray[np.uint32] | None:
+        """What the grammars of this step's sequences allow; None when none has one."""
+        wanted = [(row, s.matcher) for row, s in enumerate(plan.decodes) if s.matcher is not None]
+        for (sequence, _), span in zip(plan.chunks, spans, strict=True):
+            if span.sampled and sequence.matcher is not None:
+                wanted.append((span.first + span.scored, sequence.matcher))
+        if not wanted:
+            return None
+        masks = self._masks
+        if masks is None:
+            words = (self.executable.vocab_size + 31) // 32
+            masks = self._masks = np.full((len(self._rows), words), 0xFFFFFFFF, np.uint32)
+        masks[self._masked] = 0xFFFFFFFF
+        self._masked = [row for row, _ in wanted]
+        for row, matcher in wanted:
+            matcher.fill(masks[row])
+        return masks[:n_rows]
 
     def _chunks(self, plan: StepPlan, slots: list[int]) -> tuple[int, int, list[RowSpan]]:
         """Lay the chunks after the decodes; returns the totals of tokens and rows, and each chunk's rows."""

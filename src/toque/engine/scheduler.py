@@ -83,6 +83,7 @@ class Scheduler:
         self.prefix_queries = 0
 
     def add(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.WAITING
         self.waiting.push(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -92,7 +93,7 @@ class Scheduler:
         elif sequence.state == SequenceState.RUNNING:
             self.running.remove(sequence)
             self._give_back(sequence)
-        else:
+        elif sequence.state != SequenceState.PREPARING:
             raise EngineError(f"request {sequence.id} was finished twice")
         sequence.state = SequenceState.FINISHED
         self.waiting.leave(sequence.tenant)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from toque.types import EngineRequest, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
+    from toque.engine.grammars import Matcher
     from toque.engine.queue import Tenant
 
 
@@ -16,6 +17,7 @@ class SequenceState(IntEnum):
     WAITING = 0
     RUNNING = 1
     FINISHED = 2
+    PREPARING = 3  # its grammar is being compiled; it is in no queue yet
 
 
 class Sequence:
@@ -39,6 +41,7 @@ class Sequence:
         "first_sent",
         "id",
         "key",
+        "matcher",
         "names",
         "priority",
         "prompt",
@@ -83,6 +86,7 @@ class Sequence:
         self.computed = 0
         self.end = end
         self.stop = frozenset(sampling.stop_token_ids)
+        self.matcher: Matcher | None = None  # where the answer is in its grammar
         self.top = -1 if sampling.logprobs is None else sampling.logprobs
         self.prompt_top = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
         # Entry i belongs to prompt token i; the first has nothing before it.

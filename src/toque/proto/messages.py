@@ -88,6 +88,7 @@ def encode_submit(handle: int, request: EngineRequest) -> bytes:
         cache_salt=request.cache_salt,
         priority=request.priority,
         deadline=request.deadline,
+        grammar=request.grammar,
     )
     return pb.ClientMessage(submit=submit).SerializeToString()
 
@@ -124,6 +125,7 @@ def decode_submit(submit: pb.Submit, request_id: str) -> EngineRequest:
         cache_salt=submit.cache_salt,
         priority=submit.priority,
         deadline=submit.deadline if submit.HasField("deadline") else None,
+        grammar=submit.grammar if submit.HasField("grammar") else None,
     )
 
 

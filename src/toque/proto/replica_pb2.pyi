@@ -94,7 +94,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., client: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt", "sampling", "tenant", "cache_salt", "priority", "deadline")
+    __slots__ = ("handle", "request_id", "prompt", "sampling", "tenant", "cache_salt", "priority", "deadline", "grammar")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class Submit(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt: bytes
@@ -111,7 +112,8 @@ class Submit(_message.Message):
     cache_salt: str
     priority: int
     deadline: float
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ...) -> None: ...
+    grammar: str
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "bias_values", "seed", "logprobs", "prompt_logprobs", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")

@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.errors import RequestError
-from toque.text.grammar.spec import GrammarKind, GrammarSpec, ToolSpec
-
-from .vocabulary import (
+from fixtures.byte_grammars import (
     CONTROL,
     EOS,
     SIZE,
@@ -27,6 +24,8 @@ from .vocabulary import (
     walk,
     whitespace_choice,
 )
+from toque.errors import RequestError
+from toque.text.grammar.spec import GrammarKind, GrammarSpec, ToolSpec
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 200}}, "required": ["age"]}
 

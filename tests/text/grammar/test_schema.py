@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
 
+from fixtures.byte_grammars import accepts, compact, random_choice, strict_loads, walk
 from toque.errors import RequestError
 from toque.text.grammar.schema import ANNOTATIONS, ENFORCED, MAX_DEPTH, MAX_PROPERTIES, checked_schema
 from toque.text.grammar.spec import GrammarSpec
 
 from . import keyword_corpus as corpus
-from .vocabulary import accepts, compact, random_choice, strict_loads, walk
 
 SPECIFIED = set(Draft202012Validator.VALIDATORS) | set(Draft7Validator.VALIDATORS)
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toque.errors import RequestError
+from toque.errors import GrammarError
 from toque.text.grammar.lark import lark_source
 from toque.text.grammar.spec import GrammarKind, GrammarSpec
 
@@ -85,7 +85,7 @@ class Compiler:
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
     def compile(self, encoded: str) -> Matcher:
-        """A fresh matcher for an encoded `GrammarSpec`. Raises RequestError for what is no grammar, or too large."""
+        """A fresh matcher for an encoded `GrammarSpec`. Raises GrammarError for what is no grammar, or too large."""
         from llguidance import LLMatcher, LLParserLimits
 
         spec = GrammarSpec.decode(encoded)
@@ -154,7 +154,7 @@ class _Vocabulary:
         return self._tokenizer.encode(plain, add_special=False)
 
 
-def _refused(spec: GrammarSpec, why: str) -> RequestError:
+def _refused(spec: GrammarSpec, why: str) -> GrammarError:
     first = next((line for line in why.split("\n") if line.strip()), "it is not valid")
     place = {
         GrammarKind.REGEX: "structured_outputs.regex",
@@ -162,4 +162,4 @@ def _refused(spec: GrammarSpec, why: str) -> RequestError:
         GrammarKind.LARK: "structured_outputs.grammar",
         GrammarKind.TOOLS: "tools",
     }.get(spec.kind, "response_format")
-    return RequestError(f"{place} cannot be compiled: {first[:300]}", param=place, code="invalid_grammar")
+    return GrammarError(f"{place} cannot be compiled: {first[:300]}", param=place)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from toque.errors import RequestError
+from toque.errors import GrammarError, RequestError
 from toque.text.grammar.schema import checked_schema
 
 MAX_SPEC = 256 << 10  # characters of the encoded form
@@ -105,13 +105,13 @@ class GrammarSpec:
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """What `encode` wrote. Raises RequestError for anything else."""
+        """What `encode` wrote. Raises GrammarError for anything else."""
         try:
             if len(text) > MAX_SPEC:
                 raise ValueError("too long")
             data = json.loads(text)
             return cls(GrammarKind(data["kind"]), data["value"], str(data["think"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RequestError(
+            raise GrammarError(
                 f"the grammar of the request cannot be read: {error}", param="grammar"
             ) from None
