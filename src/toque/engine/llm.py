@@ -22,12 +22,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from toque.engine.completion import Answer, Completion, CompletionDelta
+from toque.engine.embedding import EmbeddingEngine, load_embedding_engine
 from toque.engine.loader import load_engine
 from toque.engine.options import EngineOptions
-from toque.errors import ConfigError, RequestError, TemplateError
+from toque.errors import ConfigError, RequestError, TemplateError, UnsupportedModelError
 from toque.types import EngineRequest, EngineStats, SamplingParams, SequenceOutput
 
 if TYPE_CHECKING:
+    from toque.backends.base import Float32
     from toque.engine.engine import Engine
     from toque.text.template import ChatTemplate
     from toque.text.tokenizer import Tokenizer
@@ -43,6 +45,8 @@ class LLM:
     ``model`` is a file, a folder, or a name or source that the registry knows; ``options`` are those of
     `EngineOptions`. Raises ConfigError naming an option that is unknown or out of range, ModelError for a model that
     cannot be used. Every answer that is streamed can be left early (close the iterator): its work stops.
+
+    A model that was made for embeddings has `embed` instead of everything that generates.
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
@@ -58,7 +62,12 @@ class LLM:
         settings = EngineOptions(**options)
         self._checkpoint = load_checkpoint(_resolve(model))
         self.tokenizer: Tokenizer = load_tokenizer(self._checkpoint)
-        self.engine: Engine = load_engine(self._checkpoint, settings)
+        self._engine: Engine | None = None
+        self._embedder: EmbeddingEngine | None = None
+        if self._checkpoint.config.pooling:
+            self._embedder = load_embedding_engine(self._checkpoint, settings)
+        else:
+            self._engine = load_engine(self._checkpoint, settings)
         self._template: ChatTemplate | None = None
         self._lock = threading.Lock()
         self._inboxes: dict[str, deque[SequenceOutput]] = {}
@@ -160,7 +169,33 @@ class LLM:
         encoded, _ = self._render(messages, continue_final_message, template_extra)
         return self._run(encoded, sampling, stop, continues=continue_final_message)
 
+    # --- embeddings ---------------------------------------------------------------------------------------------
+
+    def embed(
+        self, texts: str | Sequence[str] | Sequence[Sequence[int]], *, dimensions: int | None = None
+    ) -> Float32:
+        """The vectors of a list of texts (or of lists of token ids), float32 [n, dim]; of a single text, [dim].
+
+        ``dimensions`` keeps the first so many numbers of each and makes its length 1 again. Raises RequestError naming
+        a text that is too long, UnsupportedModelError when the model generates text.
+        """
+        if self._embedder is None:
+            raise UnsupportedModelError(
+                f"{self._checkpoint.path.name} generates text; embed needs a model that was made for embeddings"
+            )
+        encoded, single = self._encode(texts)
+        vectors = self._embedder.embed(encoded, dimensions=dimensions)
+        return vectors[0] if single else vectors
+
     # --- housekeeping -------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise UnsupportedModelError(
+                f"{self._checkpoint.path.name} was made for embeddings and generates no text: use embed"
+            )
+        return self._engine
 
     def stats(self) -> EngineStats:
         with self._lock:
@@ -168,7 +203,9 @@ class LLM:
 
     def close(self) -> None:
         with self._lock:
-            self.engine.close()
+            for engine in (self._engine, self._embedder):
+                if engine is not None:
+                    engine.close()
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from toque.engine.engine import Engine
 from toque.engine.grammars import Grammars
 from toque.engine.memory import available_bytes
 from toque.engine.options import EngineOptions
-from toque.errors import ConfigError, ModelError
+from toque.errors import ConfigError, ModelError, UnsupportedModelError
 from toque.text.grammar.compiler import Compiler
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
 
         checkpoint = load_checkpoint(Path(model))
     config = checkpoint.config
+    if config.pooling:
+        raise UnsupportedModelError(f"{checkpoint.path.name} was made for embeddings and generates no text")
     context = context_length(config.context_length, options)
     backend = load_backend(options.backend)
     max_rows = max(options.max_sequences, _SCORED_ROWS)

@@ -28,6 +28,9 @@ class Fields:
         """Absent, ``null``, or a list without entries."""
         return self._values.get(key) in (None, [])
 
+    def true_keys(self) -> list[str]:
+        return [key for key, value in self._values.items() if value is True]
+
     def _get(self, key: str, default: Any, wanted: Callable[[Any], bool], what: str) -> Any:
         value = self._values.get(key)
         if value is None:

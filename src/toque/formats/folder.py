@@ -78,14 +78,19 @@ def read_json(folder: Path, name: str, limit: int = MAX_JSON) -> dict[str, Any]:
 
 def parse_object(data: bytes, field: str) -> dict[str, Any]:
     """Bytes that must be a JSON object without duplicate keys."""
-    try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:  # bad UTF-8 and bad JSON are ValueErrors too
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
-        raise FormatError(f"is not valid JSON: {reason}", field=field) from None
+    value = parse_value(data, field)
     if not isinstance(value, dict):
         raise FormatError(f"must be a JSON object, got {type(value).__name__}", field=field)
     return value
+
+
+def parse_value(data: bytes, field: str) -> Any:
+    """Bytes that must be JSON whose objects have no duplicate keys."""
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:  # bad UTF-8 and bad JSON are ValueErrors too
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
+        raise FormatError(f"is not valid JSON: {reason}", field=field) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

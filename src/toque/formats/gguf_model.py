@@ -63,6 +63,8 @@ _GEMMA_LOCAL_THETA = 10_000.0
 _GEMMA3_PATTERN = 6
 _GEMMA2_PATTERN = 2
 
+_POOLINGS = ("", "mean", "cls", "last")  # by number
+
 
 def load_gguf(path: Path, architectures: Collection[str] | None = None) -> Checkpoint:
     """Open a GGUF model. Any part of a split file stands for all of them; each must be beside it.
@@ -70,7 +72,7 @@ def load_gguf(path: Path, architectures: Collection[str] | None = None) -> Check
     ``architectures`` narrows what is accepted (default: everything this module can read). Raises FormatError or
     UnsupportedModelError; no weight has been read by then.
     """
-    files = _read_parts(path)
+    files = read_parts(path)
     first = files[0]
     metadata = _Metadata(first.metadata, first.types)
     architecture = metadata.text("general.architecture")
@@ -79,7 +81,7 @@ def load_gguf(path: Path, architectures: Collection[str] | None = None) -> Check
         raise UnsupportedModelError(
             f"{path.name}: architecture {architecture} cannot run yet; supported: {', '.join(sorted(architectures))}"
         )
-    entries = _merge(files)
+    entries = merge_parts(files)
     _check_tokenizer(metadata, entries)
     config = _config(architecture, metadata, entries)
     tensors = {name: _tensor(file, entry) for name, (file, entry) in entries.items()}
@@ -161,7 +163,7 @@ class _Metadata:
         return value
 
 
-def _read_parts(path: Path) -> list[GGUFFile]:
+def read_parts(path: Path) -> list[GGUFFile]:
     match = _PART.fullmatch(path.name)
     if match is None:
         file = read_gguf(path)
@@ -189,7 +191,7 @@ def _read_parts(path: Path) -> list[GGUFFile]:
     return files
 
 
-def _merge(files: list[GGUFFile]) -> dict[str, tuple[GGUFFile, TensorEntry]]:
+def merge_parts(files: list[GGUFFile]) -> dict[str, tuple[GGUFFile, TensorEntry]]:
     entries: dict[str, tuple[GGUFFile, TensorEntry]] = {}
     for file in files:
         for name, entry in file.tensors.items():
@@ -245,6 +247,7 @@ def _config(
         )
     if "token_embd.weight" not in entries:
         raise FormatError("the tensor is missing", field="token_embd.weight")
+    bert = architecture == "bert"
     hidden = metadata.integer(key("embedding_length"))
     n_heads = metadata.integer(key("attention.head_count"))
     if not 1 <= n_heads <= 1024:
@@ -270,13 +273,16 @@ def _config(
             # The embedding decides: the tokenizer may know fewer ids, and the key is often absent.
             vocab_size=math.prod(entries["token_embd.weight"][1].dims[1:]),
             context_length=metadata.integer(key("context_length")),
-            norm_eps=metadata.number(key("attention.layer_norm_rms_epsilon")),
+            norm_eps=metadata.number(key(f"attention.layer_norm_{'epsilon' if bert else 'rms_epsilon'}")),
             norm_expert_weights=metadata.boolean(key("expert_weights_norm"), True),
             rope_theta=metadata.number(key("rope.freq_base"), 10_000.0),
             rope_dim=0 if rope_dim == head_dim else rope_dim,
             rope_scaling=_rope_scaling(architecture, metadata),
             tied_embeddings="output.weight" not in entries,
-            hidden_act="gelu_tanh" if gemma else "silu",
+            hidden_act="gelu" if bert else "gelu_tanh" if gemma else "silu",
+            n_positions=_rows(entries, "position_embd.weight") if bert else 0,
+            n_token_types=_rows(entries, "token_types.weight") if bert else 0,
+            pooling=_pooling(architecture, metadata),
             embedding_scale=math.sqrt(hidden) if gemma else 1.0,
             n_experts=n_experts,
             n_experts_used=metadata.integer(key("expert_used_count")) if n_experts else 0,
@@ -285,6 +291,23 @@ def _config(
         ),
         field_of,
     )
+
+
+def _rows(entries: Mapping[str, tuple[GGUFFile, TensorEntry]], name: str) -> int:
+    if name not in entries:
+        raise FormatError("the tensor is missing", field=name)
+    return math.prod(entries[name][1].dims[1:])
+
+
+def _pooling(architecture: str, metadata: _Metadata) -> str:
+    """How a model made for embeddings pools its tokens; "" for one that generates."""
+    key = f"{architecture}.pooling_type"
+    number = metadata.integer(key, 0)
+    if number >= len(_POOLINGS):
+        raise UnsupportedModelError(
+            f"metadata[{key}]: pooling {number} is not supported; Toque runs 1 (mean), 2 (cls) and 3 (last)"
+        )
+    return _POOLINGS[number] or ("mean" if architecture == "bert" else "")
 
 
 def _family(
@@ -312,6 +335,8 @@ def _family(
         }
     if architecture == "phi3":
         return {"sliding_window": metadata.integer("phi3.attention.sliding_window", 0)}
+    if architecture == "bert" and metadata.boolean("bert.attention.causal", False):
+        raise UnsupportedModelError("metadata[bert.attention.causal]: BERT as a decoder is not supported")
     return {}
 
 

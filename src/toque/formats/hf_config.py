@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from toque.errors import FormatError, UnsupportedModelError
+from toque.formats.bert import bert_config
 from toque.formats.fields import FILE, Fields, shown
 from toque.formats.layout import ARCHITECTURES, check_architecture, check_config
 from toque.types import ModelConfig, RopeScaling
@@ -66,6 +67,8 @@ def model_config(values: Mapping[str, Any], architectures: Collection[str] | Non
         raise FormatError(
             f"must be between 1 and 1024, got {n_heads}", field=fields.field("num_attention_heads")
         )
+    if model_type == "bert":
+        return check_config(_bert(fields, hidden, n_heads), fields.field)
     head_dim = fields.integer("head_dim", _HEAD_DIM.get(model_type, hidden // n_heads))
     n_layers = fields.integer("num_hidden_layers")
     context = fields.integer("max_position_embeddings", _CONTEXT[model_type])
@@ -93,6 +96,20 @@ def model_config(values: Mapping[str, Any], architectures: Collection[str] | Non
             **_family(fields, model_type, n_layers, head_dim),
         ),
         lambda name: fields.field(_KEYS.get(name, name)),
+    )
+
+
+def _bert(fields: Fields, hidden: int, n_heads: int) -> ModelConfig:
+    return ModelConfig(
+        architecture="bert",
+        n_layers=fields.integer("num_hidden_layers", 12),
+        hidden_size=hidden,
+        n_heads=n_heads,
+        n_kv_heads=n_heads,
+        head_dim=hidden // n_heads,
+        ffn_size=fields.integer("intermediate_size", 3072),
+        vocab_size=fields.integer("vocab_size", 30522),
+        **bert_config(fields),
     )
 
 

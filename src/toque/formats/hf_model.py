@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from toque.errors import FormatError, UnsupportedModelError
+from toque.formats.bert import BertNames
 from toque.formats.checkpoint import Checkpoint, TensorData
 from toque.formats.dequant import dequantize
 from toque.formats.fields import FILE, Fields
@@ -18,6 +19,7 @@ from toque.formats.hf_config import model_config
 from toque.formats.layout import check_tensors, dominant_type
 from toque.formats.safetensors import StoredTensor, read_folder
 from toque.formats.schemes import Layer, Scheme, read_scheme
+from toque.formats.sentence_transformers import embedding_config
 from toque.types import ModelConfig
 
 _WEIGHT_TYPES = ("F32", "F16", "BF16")
@@ -103,9 +105,9 @@ def load_folder(folder: Path, architectures: Collection[str] | None = None) -> C
     UnsupportedModelError.
     """
     values = read_json(folder, FILE)
-    config = model_config(values, architectures)
+    config = embedding_config(folder, model_config(values, architectures))
     scheme = read_scheme(Fields(values))
-    names = _Names(config.architecture)
+    names = BertNames() if config.architecture == "bert" else _Names(config.architecture)
     fields = Fields(values)
     biases = _stated_biases(config, fields)
     tensors: dict[str, TensorData] = {}
@@ -131,12 +133,13 @@ def load_folder(folder: Path, architectures: Collection[str] | None = None) -> C
 
 
 def _stored_tensors(
-    stored: Mapping[str, StoredTensor], names: _Names, scheme: Scheme | None
+    stored: Mapping[str, StoredTensor], names: _Names | BertNames, scheme: Scheme | None
 ) -> Iterator[TensorData]:
     """Everything that has a canonical name, under it; quantized layers as the scheme reads them."""
     layers: dict[str, dict[str, StoredTensor]] = {}
     for tensor in stored.values():
         module, _, part = tensor.name.rpartition(".")
+        part = {"gamma": "weight", "beta": "bias"}.get(part, part)  # BERT's first layer norms
         layers.setdefault(module, {})[part] = tensor
     for module, parts in layers.items():
         name = names.canonical(f"{module}.weight")
@@ -159,7 +162,9 @@ def _stored_tensors(
 def _used(name: str, config: ModelConfig, biases: frozenset[str]) -> bool:
     """What transformers would not load is left out: a tied model's own head, a bias that the config denies."""
     if name == "output.weight":
-        return not config.tied_embeddings
+        return not (config.tied_embeddings or config.pooling)
+    if config.architecture == "bert":
+        return True
     if name.endswith(".bias"):
         if config.architecture == "qwen2":
             return name.split(".")[2] in ("attn_q", "attn_k", "attn_v")

@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from toque.errors import FormatError, UnsupportedModelError
+from toque.formats.bert import bert_tensors
 from toque.formats.blocks import RUNNABLE
 from toque.formats.checkpoint import TensorData
 from toque.types import ModelConfig
 
 ARCHITECTURES: tuple[str, ...] = (
+    "bert",
     "gemma",
     "gemma2",
     "gemma3",
@@ -47,6 +49,8 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "n_experts": (0, 4096),
     "n_experts_used": (0, 4096),
     "expert_ffn_size": (0, 1 << 19),
+    "n_positions": (0, 1 << 20),
+    "n_token_types": (0, 1 << 10),
 }
 
 
@@ -74,6 +78,11 @@ def check_config(config: ModelConfig, field_of: Callable[[str], str]) -> ModelCo
         raise FormatError(
             f"must be between 1 and the {config.n_experts} experts, got {config.n_experts_used}",
             field=field_of("n_experts_used"),
+        )
+    if config.n_positions and config.context_length > config.n_positions:
+        raise FormatError(
+            f"{config.context_length} tokens, but only {config.n_positions} positions were learned",
+            field=field_of("context_length"),
         )
     if config.head_dim % 2:
         raise FormatError(f"must be even, got {config.head_dim}", field=field_of("head_dim"))
@@ -105,8 +114,14 @@ def _expected(config: ModelConfig, names: Collection[str]) -> Iterator[_Expected
     hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
     q, kv = config.n_heads * head, config.n_kv_heads * head
     yield _Expected("token_embd.weight", (config.vocab_size, hidden))
+    if config.architecture == "bert":
+        yield _Expected("position_embd.weight", (config.n_positions, hidden))
+        yield _Expected("token_types.weight", (config.n_token_types, hidden))
+        yield from (_Expected(*each) for each in bert_tensors(config.n_layers, hidden, ffn))
+        return
     yield _Expected("output_norm.weight", (hidden,))
-    yield _Expected("output.weight", (config.vocab_size, hidden), not config.tied_embeddings)
+    has_head = not (config.tied_embeddings or config.pooling)
+    yield _Expected("output.weight", (config.vocab_size, hidden), has_head)
     rotated = (config.rope_dim or head) // 2
     yield _Expected("rope_freqs.weight", (rotated,), False)
     architecture = config.architecture

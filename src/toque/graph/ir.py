@@ -6,7 +6,8 @@ dtype or layout. ``Graph.kv`` lists the KV cache layers in order.
 Recorded ops (inputs → outputs; ``w:`` weights by checkpoint name; attributes)
 
 =============== ==============================================================================================
-embed           () → x                 w: table; ``scale``
+embed           () → x                 w: table; ``scale``; ``ids``: "tokens" | "positions" | "first" (row 0 for
+                                       every token)
 rms_norm        x → x                  w: gain; ``eps``; ``group`` (0: the whole row, else per head of that
                                        width)
 layer_norm      x → x                  w: gain, bias; ``eps``
@@ -21,7 +22,8 @@ add             a, b → a + b
 scale           x → x                  ``by``
 softcap         x → c·tanh(x / c)      ``cap``
 select_rows     x → x                  keeps only StepBatch.rows
-pool            x → e                  ``kind``: "mean" | "cls", one row per sequence
+pool            x → e                  ``kind``: "mean" | "cls" | "last", one row per sequence: StepBatch.rows then
+                                       lists one token of each, and each sequence is whole in its step
 moe             x → y                  w: router, gate, up, down (experts stacked); ``n_experts``, ``n_used``,
                                        ``ffn_size`` of each, ``act``, ``norm``: each token's weights (softmax over
                                        all experts) are divided by the sum of the ``n_used`` largest

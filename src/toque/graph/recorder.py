@@ -13,6 +13,7 @@ from typing import Any
 from toque.errors import FormatError, UnsupportedModelError
 from toque.graph.ir import Graph, KVLayer, Node, RopeSpec, Value
 
+POOLINGS = ("mean", "cls", "last")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
@@ -40,8 +41,9 @@ class Recorder:
 
     # One method per op, in the order of the table in graph/ir.py.
 
-    def embed(self, table: str, width: int, *, scale: float = 1.0) -> Value:
-        return self._add("embed", (), width, (self._need(table),), {"scale": float(scale)})
+    def embed(self, table: str, width: int, *, scale: float = 1.0, ids: str = "tokens") -> Value:
+        attrs = {"scale": float(scale), "ids": ids}
+        return self._add("embed", (), width, (self._need(table),), attrs)
 
     def rms_norm(self, x: Value, gain: str, *, eps: float, group: int = 0) -> Value:
         """``group`` > 0 normalises each run of that many elements by itself; the gain then has ``group`` elements."""
@@ -130,8 +132,10 @@ class Recorder:
         return self._add("select_rows", (x,), x.width)
 
     def pool(self, x: Value, *, kind: str) -> Value:
-        if kind not in ("mean", "cls"):
-            raise UnsupportedModelError(f'pooling must be "mean" or "cls", got {kind!r}', param="pooling")
+        if kind not in POOLINGS:
+            raise UnsupportedModelError(
+                f"pooling must be one of {', '.join(POOLINGS)}, got {kind!r}", param="pooling"
+            )
         return self._add("pool", (x,), x.width, (), {"kind": kind})
 
     def moe(

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from toque.errors import UnsupportedModelError
 from toque.graph.ir import Graph
 from toque.graph.recorder import Recorder
-from toque.models import gemma, llama, phi3, qwen2, qwen3
+from toque.models import bert, gemma, llama, phi3, qwen2, qwen3
 from toque.types import ModelConfig
 
-_MODELS = (gemma, llama, phi3, qwen2, qwen3)
+_MODELS = (bert, gemma, llama, phi3, qwen2, qwen3)
 _BUILDERS: dict[str, Callable[[ModelConfig, Recorder], Graph]] = {
     name: model.build for model in _MODELS for name in model.ARCHITECTURES
 }

@@ -51,6 +51,7 @@ def self_attention(
     *,
     window: int = 0,
     head_norms: bool = False,
+    causal: bool = True,
 ) -> Value:
     """q/k/v, optional head-wise norms, rotation, attention and the output projection.
 
@@ -76,6 +77,7 @@ def self_attention(
         scale=config.attention_scale,
         window=window,
         softcap=config.attention_softcap,
+        causal=causal,
     )
     return projection(rec, attended, f"{prefix}.attn_output", config.hidden_size)
 
@@ -108,7 +110,12 @@ def projection(rec: Recorder, x: Value, name: str, width: int) -> Value:
 
 
 def lm_head(rec: Recorder, config: ModelConfig, x: Value) -> Value:
-    """Final norm and logits of the wanted rows only; the output matrix is the embedding table when they are tied."""
+    """Final norm and logits of the wanted rows only; the output matrix is the embedding table when they are tied.
+
+    Of a model made for embeddings: the pooled final norms.
+    """
+    if config.pooling:
+        return rec.pool(rec.rms_norm(x, "output_norm.weight", eps=config.norm_eps), kind=config.pooling)
     x = rec.rms_norm(rec.select_rows(x), "output_norm.weight", eps=config.norm_eps)
     if config.tied_embeddings:
         head = "token_embd.weight"

@@ -155,7 +155,7 @@ def test_a_tensor_of_the_wrong_shape_is_refused_by_name(graph):
 
 
 def test_pooling_gives_one_row_per_sequence():
-    for kind in ("mean", "cls"):
+    for kind in ("mean", "cls", "last"):
         rec = Recorder(["table"])
         x = rec.embed("table", 8)
         graph = rec.finish(rec.pool(x, kind=kind))
@@ -163,7 +163,12 @@ def test_pooling_gives_one_row_per_sequence():
         executable = ReferenceBackend().lower(graph, memory_checkpoint(CONFIG, table), BackendOptions())
         pooled = executable.logits(batch_of([([1, 2, 3], 0, [0]), ([4, 5], 0, [1])]))
         rows = [table["table"][[1, 2, 3]], table["table"][[4, 5]]]
-        expected = [part.mean(axis=0) if kind == "mean" else part[0] for part in rows]
+        pick = {
+            "mean": lambda part: part.mean(axis=0),
+            "cls": lambda part: part[0],
+            "last": lambda part: part[-1],
+        }
+        expected = [pick[kind](part) for part in rows]
         np.testing.assert_allclose(pooled, expected, rtol=1e-6)
 
 

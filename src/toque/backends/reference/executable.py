@@ -136,9 +136,13 @@ class _Step:
 
     def embed(self, node: Node) -> Float32:
         table = self._weights[node.weights[0]]
-        tokens = self._batch.tokens
+        if node.attrs["ids"] == "first":
+            return np.repeat(table[:1], len(self._batch.tokens), axis=0)
+        tokens = self._batch.positions if node.attrs["ids"] == "positions" else self._batch.tokens
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < len(table):
-            raise EngineError(f"token ids must be 0..{len(table) - 1}, got {tokens.min()}..{tokens.max()}")
+            raise EngineError(
+                f"{node.attrs['ids']} must be 0..{len(table) - 1}, got {tokens.min()}..{tokens.max()}"
+            )
         rows: Float32 = table[tokens] * np.float32(node.attrs["scale"])
         return rows
 
@@ -209,8 +213,8 @@ class _Step:
 
     def pool(self, node: Node, x: Float32) -> Float32:
         starts = self._batch.starts
-        if node.attrs["kind"] == "cls":
-            return x[starts[:-1]]
+        if node.attrs["kind"] != "mean":
+            return x[starts[:-1] if node.attrs["kind"] == "cls" else starts[1:] - 1]
         return np.stack([x[a:b].mean(axis=0) for a, b in pairwise(starts)])
 
     def moe(self, node: Node, x: Float32) -> Float32:
