@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from toque.cli.keys import command
 from toque.config import load_settings
 from toque.errors import AuthenticationError, ConfigError, NotFoundError, StoreError
-from toque.gateway.app import OPEN_PATHS
 from toque.gateway.auth import RELOAD_S, KeyRing
 from toque.gateway.key_file import KeyFile
 from toque.gateway.quota import Allowance
@@ -167,7 +166,7 @@ async def test_every_route_needs_a_key_but_those_on_the_list() -> None:
             path = route.path.replace("{id:path}", "parrot")
             for method in route.methods:
                 answer = await w.client.request(method, path)
-                if path in OPEN_PATHS:
+                if path in ("/live", "/ready", "/health", "/openapi.json", "/docs"):
                     assert answer.status_code == 200, path
                 else:
                     assert answer.status_code == 401, path

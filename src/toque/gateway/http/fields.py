@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Raw, Struct, field
@@ -70,6 +71,19 @@ def declared(body: type[Struct]) -> tuple[FieldHandling, ...]:
             raise TypeError(f"{body.__name__}.{name} does not say whether it is honoured, refused or ignored")
         fields.append(FieldHandling(name, get_args(hint)[0], extras[0]["handling"], extras[0]["text"]))
     return tuple(fields)
+
+
+def type_name(hint: Any) -> str:
+    """A field's type for people: ``float | None`` is a number."""
+    options = [option for option in get_args(hint) if option is not type(None)]
+    if get_origin(hint) is UnionType:
+        return " or ".join(type_name(option) for option in options)
+    if get_origin(hint) is list:
+        return f"list of {type_name(options[0])}"
+    if get_origin(hint) is dict:
+        return "object"
+    names = {str: "string", int: "integer", float: "number", bool: "boolean", Raw: "any"}
+    return names.get(hint) or str(getattr(hint, "__name__", hint))
 
 
 @cache
