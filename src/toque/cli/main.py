@@ -15,6 +15,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "show": ("toque.cli.show", "command", "Show one model: files, digests, origin, size."),
     "rm": ("toque.cli.rm", "command", "Remove a model from the local store."),
     "keys": ("toque.cli.keys", "command", "Create, list and revoke API keys."),
+    "quantize": ("toque.cli.quantize", "command", "Write a smaller copy of a model."),
     "bench": ("toque.cli.bench", "command", "Measure a server: throughput, TTFT, inter-token latency."),
     "version": ("toque.cli.version", "command", "Print the version, the backends and the instruction sets."),
 }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True)
 @click.option("--context-length", type=click.IntRange(0), default=0, help="0: the model's own.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="0: the CPUs this process may use.")
+@click.option("--quantize", default="", help="int8, int4 or fp8: quantize a float model as it is loaded.")
 def command(
     model: str,
     prompt: str | None,
@@ -33,6 +34,7 @@ def command(
     max_tokens: int,
     context_length: int,
     threads: int,
+    quantize: str,
 ) -> None:
     """Chat with MODEL. With PROMPT (or piped input), answer once and leave; without, type, and Ctrl-D ends it."""
     from toque.engine.llm import LLM
@@ -45,7 +47,9 @@ def command(
         prompt = sys.stdin.read().strip()
     if prompt is not None and not prompt:
         raise click.UsageError("the prompt is empty")
-    with LLM(model, context_length=context_length, threads=threads, max_sequences=4) as llm:
+    with LLM(
+        model, context_length=context_length, threads=threads, max_sequences=4, quantize=quantize
+    ) as llm:
         if prompt is not None:
             _answer(llm, [*opening, {"role": "user", "content": prompt}], sampling)
             return

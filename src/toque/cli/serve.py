@@ -32,6 +32,7 @@ import click
     "--step-target-ms", type=float, default=None, help="A step stays under this while streams decode."
 )
 @click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share KV blocks of equal beginnings.")
+@click.option("--quantize", default=None, help="int8, int4 or fp8: quantize a float model as it is loaded.")
 @click.option("--log-level", default=None, help="debug, info, warning or error.")
 def command(
     models: tuple[str, ...],
@@ -52,6 +53,7 @@ def command(
     max_sequences: int | None,
     step_target_ms: float | None,
     prefix_cache: bool | None,
+    quantize: str | None,
     log_level: str | None,
 ) -> None:
     """Serve MODELS (catalog names, GGUF files, folders, or sources such as hf:org/repo) over the OpenAI API.
@@ -82,6 +84,7 @@ def command(
             "engine.max_sequences": max_sequences,
             "engine.step_target_ms": step_target_ms,
             "engine.prefix_cache": prefix_cache,
+            "engine.quantize": quantize,
             "models": models or None,
         },
         file=config_file,

@@ -38,6 +38,10 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
         from toque.formats import load_checkpoint
 
         checkpoint = load_checkpoint(Path(model))
+    if options.quantize:
+        from toque.formats.quantize import quantize_checkpoint
+
+        checkpoint = quantize_checkpoint(checkpoint, options.quantize)
     config = checkpoint.config
     if config.pooling:
         raise UnsupportedModelError(f"{checkpoint.path.name} was made for embeddings and generates no text")

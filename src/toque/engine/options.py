@@ -25,6 +25,7 @@ class EngineOptions:
     max_sequences: int = 64
     step_target_ms: float = 50.0
     prefix_cache: bool = True
+    quantize: str = ""  # int8, int4 or fp8: quantize a float model as it is loaded
     tenant_weights: str = ""  # "a=2,b=0.5": shares of the engine when tenants compete; 1 for all others
 
     @property
@@ -46,6 +47,10 @@ class EngineOptions:
         return weights
 
     def __post_init__(self) -> None:
+        if self.quantize not in ("", "int8", "int4", "fp8"):
+            raise ConfigError(
+                f"quantize must be int8, int4, fp8 or empty, got {self.quantize[:40]!r}", param="quantize"
+            )
         for name in ("threads", "context_length", "kv_memory_mb", "kv_blocks"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}", param=name)
