@@ -15,7 +15,7 @@ SRC = Path(__file__).resolve().parent.parent / "src" / "toque"
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
-    "config": {"engine.options"},
+    "config": {"engine.options", "monitor.settings"},
     "formats": set(),
     "text": {"formats"},
     "graph": set(),

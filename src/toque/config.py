@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 
 from toque.engine.options import EngineOptions
 from toque.errors import ConfigError
+from toque.monitor.settings import LedgerSettings
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -77,6 +78,7 @@ class Settings(Struct, frozen=True):
     auth: AuthSettings = AuthSettings()
     fleet: FleetSettings = FleetSettings()
     engine: EngineOptions = EngineOptions()
+    ledger: LedgerSettings = LedgerSettings()
     models: tuple[str, ...] = ()
 
 
@@ -86,9 +88,10 @@ _SECTIONS: dict[str, type[Any]] = {
     "auth": AuthSettings,
     "fleet": FleetSettings,
     "engine": EngineOptions,
+    "ledger": LedgerSettings,
 }
 _ENV_ALIASES = {"TOQUE_API_KEY": "auth.api_keys", "TOQUE_API_KEYS": "auth.api_keys"}
-_SECRET = {"auth.api_keys"}
+_SECRET = {"auth.api_keys", "ledger.url"}
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

@@ -11,12 +11,14 @@ from toque.gateway.auth import KeyRing
 from toque.gateway.deployment import Deployment
 from toque.gateway.prepare import TextPool
 from toque.gateway.quota import Allowance
+from toque.monitor.latency import Latencies
 from toque.monitor.metrics import Metrics
 from toque.routing.base import ReplicaState
 from toque.types import EngineStats
 
 if TYPE_CHECKING:
     from toque.config import Settings
+    from toque.monitor.ledger.ledger import Ledger
 
 
 class Gateway:
@@ -35,6 +37,8 @@ class Gateway:
             ),
         )
         self.metrics = Metrics(self._stats)
+        self.latencies = Latencies()
+        self.ledger: Ledger | None = None  # set, started and closed by whoever serves
         self.pool = TextPool()
         self.started = time.time()
         self.draining = False

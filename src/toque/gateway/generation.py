@@ -23,7 +23,7 @@ from toque.types import FinishReason, SequenceOutput, TokenLogprob
 
 if TYPE_CHECKING:
     from toque.gateway.admission import Ticket
-    from toque.monitor.metrics import RequestRecord
+    from toque.monitor.metering import Meter
 
 _ERRORS: dict[str, type[ToqueError]] = {
     str(kind.code): kind for kind in (DeadlineError, ContextLengthError, ReplicaDiedError)
@@ -86,7 +86,7 @@ class Generation:
 
     prepared: PreparedRequest
     deployment: Deployment
-    record: RequestRecord
+    record: Meter
     ticket: Ticket
     usage: Usage = field(default_factory=Usage)
 
@@ -120,6 +120,7 @@ class Generation:
         self.ticket.started(len(sequence.prompt))
         if sequence.first_of_prompt:
             self.record.prompt(len(sequence.prompt), 0)
+        self.record.finished(FinishReason.LENGTH.value)
         return ChoiceDelta(sequence.index, sequence.echo_text, finish_reason=FinishReason.LENGTH)
 
     def _choice(self, sequence: PreparedSequence) -> Choice:
@@ -204,4 +205,7 @@ class Generation:
             choice.last_token_at = now
             choice.tokens += count
             self.usage.completion_tokens += count
-        return choice.advance(output)
+        delta = choice.advance(output)
+        if delta.finish_reason is not None:
+            self.record.finished(delta.finish_reason.value)
+        return delta

@@ -1,15 +1,19 @@
-"""What the ledger may be told: where it is, how long it remembers, prices and budgets."""
+"""What the ledger may be told: where it is, how long it remembers, prices and budgets.
+
+Reading the settings stands before everything else in a cold start, so what they lead to is imported when it is made.
+"""
 
 from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, field
 
-from toque.monitor.cost import NANO, Budget, Price, PriceList
-from toque.monitor.ledger.applier import Retention, sqlite_url
+if TYPE_CHECKING:
+    from toque.monitor.cost import Budget, Price, PriceList
+    from toque.monitor.ledger.applier import Retention
 
 
 class PriceSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,13 +51,17 @@ class LedgerSettings(Struct, frozen=True):
         return Path(self.folder).expanduser() if self.folder else home / "ledger"
 
     def database_url(self, home: Path) -> str:
-        return self.url or sqlite_url(self.place(home) / "ledger.db")
+        return self.url or f"sqlite:///{self.place(home) / 'ledger.db'}"
 
     def retention(self) -> Retention:
+        from toque.monitor.ledger.applier import Retention
+
         return Retention(self.events_days, self.hours_days)
 
     def price_list(self) -> PriceList:
         """ConfigError names a price out of bounds."""
+        from toque.monitor.cost import PriceList
+
         return PriceList(
             {model: _price(price) for model, price in self.prices.items()},
             {
@@ -72,8 +80,12 @@ class LedgerSettings(Struct, frozen=True):
 
 
 def _price(given: PriceSettings) -> Price:
+    from toque.monitor.cost import Price
+
     return Price(given.input, given.output, given.cached_input)
 
 
 def _budget(given: BudgetSettings) -> Budget:
+    from toque.monitor.cost import NANO, Budget
+
     return Budget(int(given.monthly * NANO), given.soft)

@@ -15,6 +15,7 @@ from toque.gateway.gateway import Gateway
 from toque.gateway.generation import ChoiceDelta, Generation
 from toque.gateway.http.body import ClientLeft
 from toque.gateway.http.exchange import Exchange
+from toque.gateway.http.metered import metered
 from toque.gateway.prepare import prepare, prompt_size
 from toque.gateway.requests import GenerationRequest, PreparedRequest, Usage
 from toque.text.stream import Piece
@@ -88,20 +89,21 @@ async def respond(
         charge.close(0)
         raise
     try:
-        with cancelled_when_client_leaves(exchange):
+        with (
+            metered(exchange, gateway, deployment, request) as record,
+            cancelled_when_client_leaves(exchange),
+        ):
             async with asyncio.timeout(timeout):
                 prepared = await prepare(request, deployment, gateway.pool)
                 ticket.measured(prepared.prompt_tokens * request.n)
                 await deployment.until_serving()
-                record = gateway.metrics.record(deployment.name, exchange.arrived)
                 generation = Generation(prepared, deployment, record, ticket, usage)
                 answer = spell(prepared, deployment)
                 async with aclosing(generation.deltas()) as deltas:
                     if request.stream:
-                        await _stream(exchange, deltas, answer, generation.usage)
+                        await _stream(exchange, deltas, answer, generation)
                     else:
                         await _whole(exchange, deltas, answer, generation)
-                record.completed(time.perf_counter())
     except TimeoutError:
         raise DeadlineError(f"the request did not finish within {timeout:g} s", param="timeout") from None
     finally:
@@ -110,7 +112,10 @@ async def respond(
 
 
 async def _stream(
-    exchange: Exchange, deltas: AsyncGenerator[list[ChoiceDelta], None], answer: AnswerFormat, usage: Usage
+    exchange: Exchange,
+    deltas: AsyncGenerator[list[ChoiceDelta], None],
+    answer: AnswerFormat,
+    generation: Generation,
 ) -> None:
     """Headers leave with the first output, so that what fails before it still gets its own status."""
     waiting = _Patience(exchange)
@@ -122,7 +127,8 @@ async def _stream(
             waiting.over()
             if data:
                 await exchange.write(data)
-        await exchange.write(answer.closing(usage))
+        generation.record.completed(time.perf_counter())
+        await exchange.write(answer.closing(generation.usage))
         await exchange.finish()
     finally:
         waiting.over()
@@ -138,7 +144,9 @@ async def _whole(
     async for batch in deltas:
         for delta in batch:
             choices[delta.index].add(delta)
-    await exchange.answer(200, answer.body(choices, generation.usage))
+    body = answer.body(choices, generation.usage)
+    generation.record.completed(time.perf_counter())
+    await exchange.answer(200, body)
 
 
 class _Patience:

@@ -1,0 +1,54 @@
+"""A request's measurements, from its admission to its end, whatever that is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from toque.errors import DeadlineError, UnavailableError
+from toque.gateway.deployment import Deployment
+from toque.gateway.gateway import Gateway
+from toque.gateway.http.body import ClientLeft
+from toque.gateway.http.exchange import Exchange
+from toque.gateway.requests import GenerationRequest
+from toque.monitor.metering import Meter
+
+
+@contextmanager
+def metered(
+    exchange: Exchange, gateway: Gateway, deployment: Deployment, request: GenerationRequest
+) -> Iterator[Meter]:
+    """Opens the ledger's row of an admitted request. Inside, `Meter.completed` closes it; any other way out does, too.
+
+    What is refused before its admission has no row: it cost nothing and is counted in the metrics.
+    """
+    entry = None
+    if gateway.ledger is not None:
+        entry = gateway.ledger.open(
+            request.request_id,
+            endpoint=exchange.endpoint,
+            model=deployment.name,
+            version=deployment.version,
+            tenant=exchange.caller.tenant,
+            key_id=exchange.caller.key_id,
+            client_id=exchange.request_id,
+            stream=request.stream,
+            choices=request.choices,
+        )
+    meter = Meter(gateway.metrics, gateway.latencies, deployment.name, exchange.arrived, entry)
+    try:
+        yield meter
+    except ClientLeft as error:
+        meter.ended(error, client_left=True)
+        raise
+    except asyncio.CancelledError:
+        meter.ended(UnavailableError("the server stopped"))
+        raise
+    except TimeoutError:
+        meter.ended(DeadlineError("the request ran out of time"))
+        raise
+    except BaseException as error:
+        meter.ended(error)
+        raise
+    meter.ended(None)

@@ -1,0 +1,112 @@
+"""One request's measurements: metrics, percentiles and its ledger row, all from the same events.
+
+That the three agree to the token is so by construction: `Meter` is the only one who counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from toque.errors import ToqueError
+from toque.monitor.cost import PriceList, device_cost
+from toque.monitor.latency import Latencies
+from toque.monitor.ledger.record import Outcome, UsageRecord
+from toque.monitor.metrics import Metrics, RequestRecord
+
+if TYPE_CHECKING:
+    from toque.monitor.ledger.ledger import Entry
+
+CLIENT_LEFT = 499
+_BILLED = frozenset({Outcome.OK.value, Outcome.CANCELLED.value})
+
+
+class Meter(RequestRecord):
+    """Counts one admitted request, and closes its row exactly once: by `completed`, or by `ended` however else.
+
+    A prompt counts once its computing has begun, so a request that ends in the queue has no tokens. The row is closed
+    before the last bytes of an answer leave: whoever has the whole answer finds it in the ledger.
+    """
+
+    def __init__(
+        self, metrics: Metrics, latencies: Latencies, model: str, arrived: float, entry: Entry | None
+    ) -> None:
+        super().__init__(metrics, model, arrived)
+        self._latencies = latencies
+        self._model = model
+        self._entry = entry
+        self._row = UsageRecord("", 0) if entry is None else entry.record
+        self._began = arrived
+        self._reasons: list[str] = []
+
+    def queued(self, seconds: float) -> None:
+        super().queued(seconds)
+        self._latencies.add(self._model, "queue", seconds)
+        self._row.queue_us = max(self._row.queue_us, int(seconds * 1e6))
+
+    def prompt(self, tokens: int, cached_tokens: int) -> None:
+        super().prompt(tokens, cached_tokens)
+        self._row.prompt_tokens += tokens
+        self._row.cached_tokens += cached_tokens
+
+    def tokens(self, count: int, gap: float, now: float) -> None:
+        if self._row.ttft_us == 0:
+            self._row.ttft_us = max(1, int((now - self._began) * 1e6))
+            self._latencies.add(self._model, "ttft", now - self._began)
+        super().tokens(count, gap, now)
+        self._row.completion_tokens += count
+        if gap > 0.0:
+            self._latencies.add(self._model, "inter_token", gap / count, count)
+
+    def computed(self, device_us: int) -> None:
+        """Device time that a step attributed to one of the request's sequences."""
+        self._row.device_ns += 1_000 * device_us
+
+    def finished(self, reason: str) -> None:
+        """One choice is over. Several different reasons are told in the order they came, as "stop,length"."""
+        if reason not in self._reasons:
+            self._reasons.append(reason)
+
+    def completed(self, now: float) -> None:
+        super().completed(now)
+        self._latencies.add(self._model, "e2e", now - self._began)
+        self._close(Outcome.OK, 200, "")
+
+    def ended(self, error: BaseException | None, *, client_left: bool = False) -> None:
+        """The request is over, by ``error`` or by the client's leaving; nothing when it had been completed."""
+        if client_left:
+            self._close(Outcome.CANCELLED, CLIENT_LEFT, "client_closed_request")
+        elif isinstance(error, ToqueError):
+            refused = 400 <= error.status < 500 and not self._row.completion_tokens
+            self._close(
+                Outcome.REFUSED if refused else Outcome.FAILED,
+                error.status,
+                error.error_code or type(error).type,
+            )
+        elif error is not None:
+            self._close(Outcome.FAILED, 500, "internal_error")
+        else:
+            self._close(Outcome.FAILED, 500, "unfinished")
+
+    def _close(self, outcome: Outcome, status: int, error_code: str) -> None:
+        if self._entry is not None:
+            reasons = ",".join(self._reasons)
+            if outcome is not Outcome.OK:
+                reasons = "abort" if outcome is Outcome.CANCELLED else "error"
+            self._entry.close(outcome, status, finish_reason=reasons, error_code=error_code)
+
+
+def pricing(prices: PriceList, hourly: Decimal) -> Callable[[UsageRecord], None]:
+    """Fills in what a row is sold for and what it cost. What failed is not sold; what the client left is, so far as
+    it was computed."""
+
+    def price(record: UsageRecord) -> None:
+        record.cost_nano = device_cost(record.device_ns, hourly)
+        if record.outcome in _BILLED:
+            listed = prices.price(record.tenant, record.model)
+            record.list_nano = listed.amount(
+                record.prompt_tokens, record.cached_tokens, record.completion_tokens
+            )
+
+    return price
