@@ -31,6 +31,7 @@ class Server:
     model: str
     key: str
     log: Path
+    home: Path
 
     def client(self) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=self.key or "none", max_retries=0, timeout=60)
@@ -81,26 +82,32 @@ def _command(process: psutil.Process) -> list[str]:
 
 @contextlib.contextmanager
 def serving(
-    model: Path, *flags: str, key: str = "", name: str = "m", backend: str = "reference"
+    model: Path,
+    *flags: str,
+    key: str = "",
+    name: str = "m",
+    backend: str = "reference",
+    home: Path | None = None,
 ) -> Iterator[Server]:
-    """`toque serve` until it is ready; it and its replicas are gone afterwards."""
+    """`toque serve` until it is ready; it and its replicas are gone afterwards. Its TOQUE_HOME, too, unless given."""
     arguments = ["serve", f"{name}={model}", "--port", "0", "--backend", backend, *flags]
     arguments += ["--api-key", key] if key else []
     with tempfile.TemporaryDirectory(prefix="toque-e2e-") as folder:
         log = Path(folder) / "log"
+        home = home or Path(folder) / "home"
         with log.open("w") as file:
             process = subprocess.Popen(
-                [*TOQUE, *arguments], stdout=subprocess.PIPE, stderr=file, text=True, env=environment()
+                [*TOQUE, *arguments], stdout=subprocess.PIPE, stderr=file, text=True, env=environment(home)
             )
         try:
             assert process.stdout is not None
             first = process.stdout.readline()  # the ready line, or nothing when it gave up
             found = re.search(r"at (http://\S+)/v1 ", first)
             assert found, f"it did not start: {first}{log.read_text()}"
-            server = Server(process, found.group(1), name, key, log)
+            server = Server(process, found.group(1), name, key, log, home)
             yield server
         finally:
-            replicas = Server(process, "", name, key, log).replicas() if process.poll() is None else []
+            replicas = Server(process, "", name, key, log, home).replicas() if process.poll() is None else []
             if process.poll() is None:
                 process.terminate()
                 try:
@@ -116,13 +123,19 @@ def serving(
             assert not alive, "a replica outlived its server"
 
 
-def environment() -> dict[str, str]:
+def environment(home: Path | None = None) -> dict[str, str]:
     """This process's environment without settings that would reach the server."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TOQUE_")}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TOQUE_")}
+    return plain if home is None else {**plain, "TOQUE_HOME": str(home)}
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`toque ...` to its end, which must come soon."""
     return subprocess.run(
-        [*TOQUE, *arguments], capture_output=True, text=True, env=environment(), timeout=START_S, check=False
+        [*TOQUE, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(home),
+        timeout=START_S,
+        check=False,
     )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from toque.fleet.local import LocalDeployment
+    from toque.monitor.ledger.ledger import Ledger
     from toque.registry.progress import Report
 
 LOAD_S = 600.0
@@ -86,6 +88,9 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
         app = await asyncio.to_thread(_build, models, replicas, settings)
         from toque.gateway.server import GatewayServer
 
+        ledger = _open_ledger(app, settings)
+        if ledger is not None:
+            stack.callback(ledger.close)
         server = GatewayServer(app, settings.server, settings.limits.max_header_bytes)
         serving = asyncio.create_task(server.serve([listener]))
         try:
@@ -93,6 +98,8 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
             if not serving.done():
                 port = listener.getsockname()[1]
                 print(greeting(models, settings, port, time.perf_counter() - started), flush=True)
+                if ledger is not None:
+                    ledger.start()  # only now: its database's packages take half a second to import
             await serving
         finally:
             if not serving.done():
@@ -101,6 +108,29 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
                 await serving
             app.state.gateway.close()
     return 0
+
+
+def _open_ledger(app: Starlette, settings: Settings) -> Ledger | None:
+    """The ledger of this process, known to the gateway but not started. StoreError when it cannot be kept."""
+    if not settings.ledger.enabled:
+        return None
+    from toque.monitor.ledger.ledger import Ledger
+    from toque.monitor.ledger_metrics import LedgerCollector
+    from toque.monitor.metering import pricing
+    from toque.registry.store import default_home
+
+    kept = settings.ledger
+    ledger = Ledger(
+        kept.place(default_home()),
+        url=kept.url,
+        price=pricing(kept.price_list(), kept.hourly.get("cpu", Decimal(0))),
+        retention=kept.retention(),
+        max_bytes=kept.max_journal_mb * 2**20,
+    )
+    gateway = app.state.gateway
+    gateway.ledger = ledger
+    gateway.metrics.registry.register(LedgerCollector(ledger, kept.currency))
+    return ledger
 
 
 async def _until_ready(replicas: Mapping[str, LocalDeployment], serving: asyncio.Task[None]) -> None:

@@ -43,6 +43,17 @@ class LedgerStatus:
     failing_since: float
 
 
+@dataclass(slots=True)
+class Totals:
+    """What one model's requests came to since this process began."""
+
+    requests: int = 0
+    tokens: int = 0
+    device_ns: int = 0
+    list_nano: int = 0
+    cost_nano: int = 0
+
+
 class Entry:
     """One request's row while it is open. Set fields of ``record`` as they become known, then `close` it, once.
 
@@ -110,6 +121,7 @@ class Ledger:
         self._sync_s = sync_s
         self._stalled_s = stalled_s
         self._open: dict[str, Entry] = {}
+        self.totals: dict[str, Totals] = {}
         self._lost = 0
         self._full = False
         self._written = 0
@@ -221,6 +233,14 @@ class Ledger:
         self._open.pop(record.request_id, None)
         if self._price is not None:
             self._price(record)
+        total = self.totals.get(record.model)
+        if total is None:
+            total = self.totals[record.model] = Totals()
+        total.requests += 1
+        total.tokens += record.prompt_tokens + record.completion_tokens
+        total.device_ns += record.device_ns
+        total.list_nano += record.list_nano
+        total.cost_nano += record.cost_nano
         self._append(record)
         self._written += 1
 
