@@ -205,6 +205,7 @@ class SequenceOutput:
     error: str | None = None
     error_code: str | None = None  # the `code` of the error class it stands for, e.g. "deadline_exceeded"
     queue_seconds: float = 0.0  # from arrival at the engine to the first step; on the first output
+    embedding: bytes | None = None  # of a model that makes embeddings: its vector, little-endian float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +239,4 @@ class ModelCard:
     vocab_size: int
     digest: str = ""
     created: int = 0
+    embedding_size: int = 0  # numbers in a vector of a model that makes embeddings; 0: it generates text

@@ -156,3 +156,25 @@ def test_engine_options_become_flags_that_the_replica_understands(parrot: Path) 
     argv = [*replica_command(parrot, asdict(options))[3:], "--socket", "/x"]
     parsed = vars(_parser().parse_args(argv))
     assert {name: parsed[name] for name in asdict(options)} == asdict(options)
+
+
+async def test_a_replica_of_an_encoder_answers_with_vectors(tmp_path: Path) -> None:
+    import numpy as np
+
+    from fixtures.encoders import tiny_bert, write_folder
+    from toque.engine.embedding import load_embedding_engine
+
+    folder = write_folder(tiny_bert(), tmp_path / "bert")
+    options = {"backend": "reference", "max_batch_tokens": 100, "max_sequences": 4}
+    texts = [(3, 4, 5), (7,), tuple(range(80)), (1, 2)]
+    expected = load_embedding_engine(folder, EngineOptions(**options)).embed(texts)  # type: ignore[arg-type]
+    deployment = LocalDeployment("m", replica_command(folder, options), grace_s=5, log=lambda *_: None)
+    async with deployment:
+        await deployment.wait_ready(60)
+        asked = [EngineRequest(str(i), ids, SamplingParams(max_tokens=0)) for i, ids in enumerate(texts)]
+        answers = await asyncio.gather(*(collect(deployment.pool, r) for r in asked))
+        for vector, outputs in zip(expected, answers, strict=True):
+            assert outputs[-1].finish_reason is FinishReason.STOP
+            assert np.array_equal(np.frombuffer(outputs[-1].embedding, "<f4"), vector)
+        with pytest.raises(ContextLengthError):
+            await collect(deployment.pool, EngineRequest("x", (1,) * 81, SamplingParams(max_tokens=0)))

@@ -166,6 +166,7 @@ def encode_step(handles: Sequence[int], outputs: Sequence[SequenceOutput]) -> by
             or output.stop_token is not None
             or output.error is not None
             or output.error_code is not None
+            or output.embedding is not None
         ):
             _fill_detail(step.details.add(index=index), output)
     step.handles = pack(handles)
@@ -232,6 +233,7 @@ def _fill_detail(detail: pb.Detail, output: SequenceOutput) -> None:
     detail.queue_seconds = output.queue_seconds
     detail.error = output.error or ""
     detail.error_code = output.error_code or ""
+    detail.embedding = output.embedding or b""
     if output.logprobs is not None:
         _fill_logprobs(detail.logprobs, output.logprobs)
     if output.prompt_logprobs is not None:
@@ -245,6 +247,7 @@ def _read_detail(detail: pb.Detail, output: SequenceOutput) -> None:
     output.queue_seconds = detail.queue_seconds
     output.error = detail.error or None
     output.error_code = detail.error_code or None
+    output.embedding = detail.embedding or None
     if detail.HasField("logprobs"):
         output.logprobs = _read_logprobs(detail.logprobs)
     if detail.HasField("prompt_logprobs"):

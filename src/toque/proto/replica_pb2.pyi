@@ -188,7 +188,7 @@ class StepOutputs(_message.Message):
     def __init__(self, handles: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., details: _Optional[_Iterable[_Union[Detail, _Mapping]]] = ...) -> None: ...
 
 class Detail(_message.Message):
-    __slots__ = ("index", "finish", "stop_token", "cached_tokens", "logprobs", "prompt_logprobs", "error", "error_code", "queue_seconds")
+    __slots__ = ("index", "finish", "stop_token", "cached_tokens", "logprobs", "prompt_logprobs", "error", "error_code", "queue_seconds", "embedding")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class Detail(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     index: int
     finish: Finish
     stop_token: int
@@ -207,7 +208,8 @@ class Detail(_message.Message):
     error: str
     error_code: str
     queue_seconds: float
-    def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., stop_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ..., queue_seconds: _Optional[float] = ...) -> None: ...
+    embedding: bytes
+    def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., stop_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ..., queue_seconds: _Optional[float] = ..., embedding: _Optional[bytes] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("tokens", "values", "top_counts", "top_tokens", "top_values")

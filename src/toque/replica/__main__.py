@@ -7,22 +7,33 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toque.engine.options import EngineOptions
 from toque.errors import ConfigError
 from toque.proto import replica_pb2 as pb
 from toque.replica.process import EXIT_REFUSED, Loaded, ReplicaOptions, run
 
+if TYPE_CHECKING:
+    from toque.engine.embedding_steps import EmbeddingSteps
+    from toque.engine.engine import Engine
+
 
 def load(model: Path, options: EngineOptions, digest: str) -> Loaded:
     """Reads the model and makes its engine. Heavy imports happen here, after the socket is listening."""
     # numpy's BLAS starts a thread per core as it is imported, which then spin beside the backend's own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from toque.engine.embedding import load_embedding_engine
+    from toque.engine.embedding_steps import EmbeddingSteps
     from toque.engine.loader import load_engine
     from toque.formats import load_checkpoint
 
     checkpoint = load_checkpoint(model)
-    engine = load_engine(checkpoint, options)
+    engine: Engine | EmbeddingSteps
+    if checkpoint.config.pooling:
+        engine = EmbeddingSteps(load_embedding_engine(checkpoint, options), options)
+    else:
+        engine = load_engine(checkpoint, options)
     return Loaded(
         engine,
         pb.Model(
