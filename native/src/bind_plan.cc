@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "attention_op.h"
 #include "bindings.h"
 #include "kernels.h"
+#include "moe_op.h"
 #include "ops.h"
 #include "plan.h"
 #include "sample_op.h"
@@ -61,6 +63,20 @@ Activation activation_named(const std::string& name) {
   if (name == "gelu_tanh") return Activation::kGeluTanh;
   if (name == "gelu") return Activation::kGelu;
   throw std::invalid_argument("activation must be silu, gelu_tanh or gelu, not " + name);
+}
+
+EmbedIds embed_ids_named(const std::string& name) {
+  if (name == "tokens") return EmbedIds::kTokens;
+  if (name == "positions") return EmbedIds::kPositions;
+  if (name == "first") return EmbedIds::kFirst;
+  throw std::invalid_argument("ids must be tokens, positions or first, not " + name);
+}
+
+Pooling pooling_named(const std::string& name) {
+  if (name == "mean") return Pooling::kMean;
+  if (name == "cls") return Pooling::kFirst;
+  if (name == "last") return Pooling::kLast;
+  throw std::invalid_argument("pooling must be mean, cls or last, not " + name);
 }
 
 template <typename T>
@@ -139,6 +155,33 @@ class Model {
     flush(label, in);
   }
 
+  void moe(const std::string& label, const Rows& scores, const Rows& x,
+           const std::vector<const PackedMatrix*>& gate, const std::vector<const PackedMatrix*>& up,
+           const std::vector<const PackedMatrix*>& down, int used, bool norm, const std::string& activation,
+           const Rows& out) {
+    MoeSpec spec;
+    for (const auto* matrix : gate) spec.gate.push_back(*matrix);
+    for (const auto* matrix : up) spec.up.push_back(*matrix);
+    for (const auto* matrix : down) spec.down.push_back(*matrix);
+    spec.used = used;
+    spec.norm = norm;
+    spec.activation = activation_named(activation);
+    if (spec.gate.empty() || spec.down.empty()) throw std::invalid_argument("there are no experts");
+    // Layers of one shape take turns with one set of buffers.
+    const auto fits = [&](const std::shared_ptr<MoeBuffers>& made) {
+      return made->domain == x.domain && made->used == used && made->experts == scores.width &&
+             made->in.kind == kernels.act_kind(spec.gate[0].format) && made->in.width == x.width &&
+             made->hidden_act.kind == kernels.act_kind(spec.down[0].format) &&
+             made->hidden_act.width == spec.down[0].cols;
+    };
+    auto made = std::find_if(moe_buffers_.begin(), moe_buffers_.end(), fits);
+    if (made == moe_buffers_.end()) {
+      moe_buffers_.push_back(MoeOp::buffers(plan, kernels, spec, x.domain));
+      made = moe_buffers_.end() - 1;
+    }
+    plan.add(std::make_unique<MoeOp>(label, kernels, std::move(spec), *made, scores, x, out));
+  }
+
   void attention(AttentionSpec spec, const Rows& q, const Rows& k, const Rows& v, const Rows* rows,
                  const ActBuffer* act) {
     plan.add(std::make_unique<AttentionOp>("attention", plan, *kernels.step, std::move(spec), q, k, v,
@@ -183,6 +226,7 @@ class Model {
   }
 
   std::vector<LinearPart> pending_;
+  std::vector<std::shared_ptr<MoeBuffers>> moe_buffers_;
 };
 
 StepInput step_input(const Ints& tokens, const Ints& positions, const Ints& starts, const Ints& context,
@@ -284,6 +328,9 @@ void bind_plan(nb::module_& m) {
   nb::class_<Model>(m, "Model", "A model's step: a list of ops over buffers, its KV cache, and its sampler.")
       .def(nb::init<int, const std::string&, int, int, int, int>(), nb::kw_only(), "threads"_a, "isa"_a,
            "max_tokens"_a, "max_rows"_a, "max_sequences"_a, "vocab_limit"_a)
+      .def_prop_rw(
+          "position_limit", [](const Model& self) { return self.plan.position_limit; },
+          [](Model& self, int limit) { self.plan.position_limit = limit; })
       .def_prop_ro("isa", [](const Model& self) { return self.kernels.name; })
       .def_prop_ro("threads", [](const Model& self) { return self.plan.threads(); })
       .def(
@@ -310,10 +357,12 @@ void bind_plan(nb::module_& m) {
            "A buffer of the kind and width that `reader`, a packed matrix, takes.")
       .def(
           "embed",
-          [](Model& self, const PackedMatrix& table, float scale, const Rows& out) {
-            self.build.embed(table, scale, out);
+          [](Model& self, const PackedMatrix& table, const std::string& ids, float scale, const Rows& out) {
+            self.build.embed(table, embed_ids_named(ids), scale, out);
           },
-          "table"_a, "scale"_a, "out"_a)
+          "table"_a, "ids"_a, "scale"_a, "out"_a)
+      .def("moe", &Model::moe, "label"_a, "scores"_a, "x"_a, "gate"_a, "up"_a, "down"_a, "used"_a, "norm"_a,
+           "act_name"_a, "out"_a, "`scores` are the router's, a column for each expert.")
       .def(
           "rms_norm",
           [](Model& self, const Rows& x, Floats gain, float eps, int group, const Rows* rows,
@@ -402,6 +451,12 @@ void bind_plan(nb::module_& m) {
       .def(
           "select_rows", [](Model& self, const Rows& x, const Rows& out) { self.build.select_rows(x, out); },
           "x"_a, "out"_a)
+      .def(
+          "pool",
+          [](Model& self, const std::string& kind, const Rows& x, const Rows& out) {
+            self.build.pool(pooling_named(kind), x, out);
+          },
+          "kind"_a, "x"_a, "out"_a)
       .def("finish", &Model::finish, "output"_a, "valid_vocab"_a, "slots"_a)
 
       .def(

@@ -75,10 +75,13 @@ void PlanBuilder::sink_op(std::string label, RowSink out, int width,
       out);
 }
 
-void PlanBuilder::embed(const PackedMatrix& table, float scale, Rows out) {
+void PlanBuilder::embed(const PackedMatrix& table, EmbedIds ids, float scale, Rows out) {
   row_op("embed", out.domain,
-         [kernels = &kernels_, table, scale, out](const StepInput& step, int row, Worker&) {
-           kernels->embed_rows(table, step.tokens, scale, out.data, out.stride, row, row + 1);
+         [kernels = &kernels_, table, ids, scale, out](const StepInput& step, int row, Worker&) {
+           const int32_t id = ids == EmbedIds::kTokens      ? step.tokens[row]
+                              : ids == EmbedIds::kPositions ? step.positions[row]
+                                                            : 0;
+           kernels->embed_rows(table, &id, scale, out.row(row), out.stride, 0, 1);
          });
 }
 
@@ -190,6 +193,19 @@ void PlanBuilder::softcap(Rows x, float cap, Rows out) {
 void PlanBuilder::select_rows(Rows x, Rows out) {
   row_op("select_rows", out.domain, [x, out](const StepInput& step, int row, Worker&) {
     std::memcpy(out.row(row), x.row(step.rows[row]), sizeof(float) * static_cast<size_t>(x.width));
+  });
+}
+
+void PlanBuilder::pool(Pooling kind, Rows x, Rows out) {
+  plan_.pools = true;
+  row_op("pool", out.domain, [k = &row_kernels_, kind, x, out](const StepInput& step, int row, Worker&) {
+    const int begin = step.starts[row], end = step.starts[row + 1];
+    const float* first = x.row(kind == Pooling::kLast ? end - 1 : begin);
+    std::memcpy(out.row(row), first, sizeof(float) * static_cast<size_t>(x.width));
+    if (kind != Pooling::kMean) return;
+    for (int token = begin + 1; token < end; ++token)
+      k->add(out.row(row), x.row(token), x.width, out.row(row));
+    k->scale(out.row(row), 1.0f / static_cast<float>(end - begin), x.width, out.row(row));
   });
 }
 

@@ -63,13 +63,19 @@ class LinearOp : public Op {
   WorkQueue queue_;
 };
 
+// Which row of an embedding table a token takes.
+enum class EmbedIds { kTokens, kPositions, kFirst };
+
+// How the rows of a sequence become one.
+enum class Pooling { kMean, kFirst, kLast };
+
 // Builds ops and appends them to a plan.
 class PlanBuilder {
  public:
   PlanBuilder(Plan& plan, const KernelTable& kernels, const StepKernels& row_kernels)
       : plan_(plan), kernels_(kernels), row_kernels_(row_kernels) {}
 
-  void embed(const PackedMatrix& table, float scale, Rows out);
+  void embed(const PackedMatrix& table, EmbedIds ids, float scale, Rows out);
   void rms_norm(Rows x, std::vector<float> gain, float eps, int group, RowSink out);
   void add_rms_norm(Rows a, Rows b, std::vector<float> gain, float eps, Rows sum, RowSink out);
   void layer_norm(Rows x, std::vector<float> gain, std::vector<float> bias, float eps, RowSink out);
@@ -86,6 +92,8 @@ class PlanBuilder {
   void scale(Rows x, float by, Rows out);
   void softcap(Rows x, float cap, Rows out);
   void select_rows(Rows x, Rows out);
+  // `out` has a row for each sequence, which the wanted rows stand for: `Plan::pools` makes sure of that.
+  void pool(Pooling kind, Rows x, Rows out);
 
  private:
   void row_op(std::string label, Domain domain, RowOp::Function function, RowSink sink = {});

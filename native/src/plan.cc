@@ -69,6 +69,7 @@ void Plan::check(const StepInput& step) const {
   within("len(tokens)", 0, step.n_tokens, 1, max_tokens_);
   within("len(context)", 0, step.n_sequences, 1, max_sequences_);
   within("len(rows)", 0, step.n_rows, 0, max_rows_);
+  if (pools) within("len(rows)", 0, step.n_rows, step.n_sequences, step.n_sequences);
   within("starts", 0, step.starts[0], 0, 0);
   within("starts", step.n_sequences, step.starts[step.n_sequences], step.n_tokens, step.n_tokens);
   for (int s = 0; s < step.n_sequences; ++s) {
@@ -76,6 +77,7 @@ void Plan::check(const StepInput& step) const {
     within("starts", s + 1, end, begin + 1, step.n_tokens);
     const int context = step.context[s];
     within("context", s, context, end - begin, int64_t{step.table_width} * kBlockTokens);
+    within("context", s, context, end - begin, position_limit);
     for (int t = begin; t < end; ++t) {
       const int position = context - (end - t);
       within("positions", t, step.positions[t], position, position);

@@ -82,7 +82,9 @@ class Plan {
   void set_profiling(bool on);
   std::vector<OpTime> profile() const;
 
-  int vocab_limit = 0;  // ids the embedding table has
+  int vocab_limit = 0;              // ids the embedding table has
+  int position_limit = 0x7fffffff;  // positions that a model has learned
+  bool pools = false;               // steps want one row per sequence
 
  private:
   uint8_t* memory(size_t bytes);

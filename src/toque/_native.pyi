@@ -107,6 +107,7 @@ class Model:
     def __init__(
         self, *, threads: int, isa: str, max_tokens: int, max_rows: int, max_sequences: int, vocab_limit: int
     ) -> None: ...
+    position_limit: int
     @property
     def isa(self) -> str: ...
     @property
@@ -122,7 +123,23 @@ class Model:
     def act(self, reader: PackedMatrix, per_row: bool, per_worker: bool) -> ActBuffer:
         """A buffer of the kind and width that `reader`, a packed matrix, takes."""
 
-    def embed(self, table: PackedMatrix, scale: float, out: Rows) -> None: ...
+    def embed(self, table: PackedMatrix, ids: str, scale: float, out: Rows) -> None: ...
+    def moe(
+        self,
+        label: str,
+        scores: Rows,
+        x: Rows,
+        gate: Sequence[PackedMatrix],
+        up: Sequence[PackedMatrix],
+        down: Sequence[PackedMatrix],
+        used: int,
+        norm: bool,
+        act_name: str,
+        out: Rows,
+    ) -> None:
+        """`scores` are the router's, a column for each expert."""
+
+    def pool(self, kind: str, x: Rows, out: Rows) -> None: ...
     def rms_norm(
         self,
         x: Rows,

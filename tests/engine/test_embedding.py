@@ -13,7 +13,8 @@ from toque.engine.embedding import load_embedding_engine
 from toque.engine.options import EngineOptions
 from toque.errors import ContextLengthError, FormatError, RequestError, UnsupportedModelError
 
-OPTIONS = EngineOptions(backend="reference", max_batch_tokens=100, max_sequences=4)
+SIZES = {"max_batch_tokens": 100, "max_sequences": 4}
+OPTIONS = EngineOptions(backend="reference", **SIZES)
 RANDOM = np.random.default_rng(0)
 TEXTS = [[int(token) for token in RANDOM.integers(0, 96, n)] for n in (7, 1, 33, 64, 80, 2, 2, 2, 2, 5)]
 
@@ -53,8 +54,22 @@ def test_vectors_of_a_gguf_file_equal_transformers(number, pooling, tmp_path):
     )
 
 
-def test_a_vector_is_the_same_bits_in_any_company(tmp_path):
-    engine = load_embedding_engine(write_folder(tiny_bert(), tmp_path), OPTIONS)
+@pytest.mark.parametrize("source", ["safetensors", "gguf"])
+def test_the_cpu_backend_makes_the_same_vectors(source, tmp_path):
+    model = tiny_bert()
+    path = (
+        write_folder(model, tmp_path)
+        if source == "safetensors"
+        else write_bert_gguf(model, tmp_path / "m.gguf")
+    )
+    engine = load_embedding_engine(path, EngineOptions(threads=2, **SIZES))
+    np.testing.assert_allclose(engine.embed(TEXTS), expected(model), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_vector_is_the_same_bits_in_any_company(backend, tmp_path):
+    options = EngineOptions(backend=backend, **SIZES)
+    engine = load_embedding_engine(write_folder(tiny_bert(), tmp_path), options)
     together = engine.embed(TEXTS)
     alone = np.concatenate([engine.embed([ids]) for ids in TEXTS])
     np.testing.assert_array_equal(together, alone)

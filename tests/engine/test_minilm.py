@@ -33,7 +33,7 @@ def folder() -> Path:
     return model_file("all-MiniLM-L6-v2")
 
 
-@pytest.mark.parametrize("backend", ["reference"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_vectors_equal_transformers(backend, folder):
     from transformers import AutoTokenizer, BertModel
 

@@ -133,9 +133,9 @@ def test_widths_that_are_no_multiple_of_anything():
 
 def test_an_op_without_a_kernel_is_refused_by_name():
     rec = recorder()
-    graph = rec.finish(rec.pool(rec.embed("table", 32), kind="mean"))
+    graph = rec.finish(rec._add("fold", (rec.embed("table", 32),), 32))
     checkpoint = memory_checkpoint(CONFIG, random_weights(weight_shapes(graph), rows=40))
-    with pytest.raises(UnsupportedModelError, match="pool"):
+    with pytest.raises(UnsupportedModelError, match="fold"):
         CpuBackend().lower(graph, checkpoint, OPTIONS)
 
 

@@ -39,15 +39,19 @@ class CpuBackend:
         check_shapes(graph, {name: tensor.shape for name, tensor in checkpoint.tensors.items()})
         threads = options.threads or usable_cpus()
         weights = PackedWeights(checkpoint.tensors, matrices(graph), threads)
-        tables = [weights.matrix(node.weights[0]).rows for node in graph.nodes if node.op == "embed"]
+        tables: dict[str, list[int]] = {"tokens": [], "positions": [], "first": []}
+        for node in graph.nodes:
+            if node.op == "embed":
+                tables[node.attrs["ids"]].append(weights.matrix(node.weights[0]).rows)
         model = _native.Model(
             threads=threads,
             isa=isa,
             max_tokens=options.max_batch_tokens,
             max_rows=options.max_sequences,
             max_sequences=options.max_sequences,
-            vocab_limit=min(tables, default=2**31 - 1),
+            vocab_limit=min(tables["tokens"], default=2**31 - 1),
         )
+        model.position_limit = min(tables["positions"], default=2**31 - 1)
         Lowering(graph, weights, model, options).run()
         return CpuExecutable(graph.output.width, model, weights)
 

@@ -25,7 +25,7 @@ Sink = tuple[_native.Rows | None, _native.ActBuffer | None]
 
 def matrices(graph: Graph) -> list[str]:
     """The weights that are packed, in order of first use."""
-    packed = LINEAR_OPS | {"embed"}
+    packed = LINEAR_OPS | {"embed", "moe"}
     return [name for node in graph.nodes if node.op in packed for name in node.weights]
 
 
@@ -49,6 +49,8 @@ class Lowering:
             if node.op in LINEAR_OPS and node is not self._refined:
                 readers = self._readers.setdefault(node.inputs[0].id, [])
                 readers += [weights.matrix(name) for name in node.weights]
+            elif node.op == "moe":  # its router is a linear; the experts gather rows themselves
+                self._readers.setdefault(node.inputs[0].id, []).append(weights.matrix(node.weights[0]))
 
     def run(self) -> None:
         for kv in self._graph.kv:
@@ -153,8 +155,8 @@ class Lowering:
         self._pack(output)
 
     def embed(self, _: int, node: Node) -> None:
-        table = self._weights.matrix(node.weights[0])
-        self._to_rows(node, lambda out: self._model.embed(table, node.attrs["scale"], out))
+        table, ids = self._weights.matrix(node.weights[0]), node.attrs["ids"]
+        self._to_rows(node, lambda out: self._model.embed(table, ids, node.attrs["scale"], out))
 
     def rms_norm(self, _: int, node: Node) -> None:
         x, gain = self._rows(node.inputs[0]), self._weights.vector(node.weights[0])
@@ -294,6 +296,25 @@ class Lowering:
         x = self._rows(node.inputs[0])
         self._to_rows(node, lambda out: self._model.select_rows(x, out), per_row=True)
 
+    def pool(self, _: int, node: Node) -> None:
+        x, kind = self._rows(node.inputs[0]), node.attrs["kind"]
+        self._to_rows(node, lambda out: self._model.pool(kind, x, out), per_row=True)
+
+    def moe(self, _: int, node: Node) -> None:
+        x, attrs = node.inputs[0], node.attrs
+        router_name, *names = node.weights
+        router = self._weights.matrix(router_name)
+        gate, up, down = (self._weights.experts(name) for name in names)
+        place = Place(self._places[x.id].per_row)
+        scores = self._pool.rows(place, attrs["n_experts"])
+        self._model.linear(_label((router_name,)), self._act(x, router), router, None, scores, False)
+        used, norm, act = attrs["n_used"], attrs["norm"], attrs["act"]
+        self._to_rows(
+            node,
+            lambda out: self._model.moe("moe", scores, self._rows(x), gate, up, down, used, norm, act, out),
+        )
+        self._pool.release(place)
+
 
 def _label(names: tuple[str, ...]) -> str:
     """What the profile calls a linear: the weights' names without the layer."""
@@ -317,5 +338,7 @@ _OPS: dict[str, Callable[[Lowering, int, Node], None]] = {
     "scale": Lowering.scale,
     "softcap": Lowering.softcap,
     "select_rows": Lowering.select_rows,
+    "pool": Lowering.pool,
+    "moe": Lowering.moe,
 }
 _MAY_SKIP_BARRIER = frozenset({"rms_norm", "layer_norm"})

@@ -17,20 +17,27 @@ from toque.formats.dequant import dequantize
 class PackedWeights:
     """The packed form of the ``matrices`` named; vectors (norms, biases) stay float32 and are read on demand.
 
-    A matrix that is used twice (tied embeddings) is packed once. A type without a packed form raises
-    `UnsupportedModelError` naming the tensor.
+    A matrix that is used twice (tied embeddings) is packed once, a layer's experts as a matrix for each. A type without
+    a packed form raises `UnsupportedModelError` naming the tensor.
     """
 
     def __init__(self, tensors: Mapping[str, TensorData], matrices: Collection[str], threads: int) -> None:
         self._tensors = tensors
-        names = list(dict.fromkeys(matrices))
-        sizes = {name: self._packed_size(tensors[name]) for name in names}
-        self.arena = _native.Arena(sum(sizes.values()) + 64 * len(sizes))
-        self._packed = {name: self._pack(tensors[name], threads) for name in names}
+        parts = {name: _matrices(tensors[name]) for name in dict.fromkeys(matrices)}
+        sizes = [self._packed_size(part) for tensor in parts.values() for part in tensor]
+        self.arena = _native.Arena(sum(sizes) + 64 * len(sizes))
+        self._packed = {
+            name: [self._pack(part, threads) for part in tensor] for name, tensor in parts.items()
+        }
         for tensor in tensors.values():
-            _forget_pages(tensor)
+            for part in (tensor, *tensor.parts):
+                _forget_pages(part)
 
     def matrix(self, name: str) -> _native.PackedMatrix:
+        (matrix,) = self._packed[name]
+        return matrix
+
+    def experts(self, name: str) -> list[_native.PackedMatrix]:
         return self._packed[name]
 
     def vector(self, name: str) -> Float32:
@@ -48,6 +55,10 @@ class PackedWeights:
     def _pack(self, tensor: TensorData, threads: int) -> _native.PackedMatrix:
         raw = np.ascontiguousarray(tensor.raw)
         return _native.pack(self.arena, tensor.dtype, raw, tensor.shape[1], tensor.row_order, threads)
+
+
+def _matrices(tensor: TensorData) -> tuple[TensorData, ...]:
+    return tensor.experts() if len(tensor.shape) == 3 else (tensor,)
 
 
 def _forget_pages(tensor: TensorData) -> None:
