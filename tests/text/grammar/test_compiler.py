@@ -25,7 +25,7 @@ from fixtures.byte_grammars import (
     whitespace_choice,
 )
 from toque.errors import RequestError
-from toque.text.grammar.spec import GrammarKind, GrammarSpec, ToolSpec
+from toque.text.grammar.spec import GrammarKind, GrammarSpec, ToolSpec, enforced_dialect
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 200}}, "required": ["age"]}
 
@@ -180,6 +180,51 @@ def test_forced_mistral_calls_begin_with_the_control_token() -> None:
     ) in b'[{"name": "f", "arguments": {"n": 3}}, {"name": "get_weather", "arguments": {"city": "x"}}]':
         assert matcher.accept(byte)
     assert matcher.complete
+
+
+def test_a_strict_call_may_come_anywhere_in_a_free_answer() -> None:
+    for parallel in (True, False):
+        free = GrammarSpec.tools("hermes", TOOLS, parallel=parallel, free=True)
+        call = CALLS["hermes"]
+        for text in ("", "Hello", "a < b {}", "<tool", call, "Hm.\n" + call, call.replace("\n", "")):
+            assert accepts(free, text), text
+        assert accepts(free, call + "\n" + call) or not parallel
+        for text in (
+            "<tool_call>",
+            "<tool_call>x",
+            "Hm. " + call.replace("3", "2"),
+            call.replace('"f"', '"h"'),
+        ):
+            assert not accepts(free, text), text
+    llama = GrammarSpec.tools("llama3", TOOLS, parallel=False, free=True)
+    assert accepts(llama, "Hello {} there")
+    assert accepts(llama, CALLS["llama3"])
+    assert not accepts(llama, CALLS["llama3"].replace("3", "2"))
+    matcher = start(GrammarSpec.tools("mistral", TOOLS, parallel=True, free=True))
+    for byte in b"Hm. ":
+        assert matcher.accept(byte)
+    assert TOOL_CALLS in allowed(matcher)
+    assert EOS in allowed(matcher)
+    assert matcher.accept(TOOL_CALLS)
+    assert allowed(matcher) == sorted(b" [")
+
+
+@pytest.mark.parametrize("dialect", sorted(CALLS))
+def test_calls_or_json(dialect: str) -> None:
+    either = GrammarSpec.tools(dialect, TOOLS, parallel=True, otherwise=GrammarSpec.json_schema(AGE))
+    assert accepts(either, CALLS["hermes"])
+    assert enforced_dialect(dialect, otherwise=True) == "hermes"
+    assert accepts(either, '{"age": 7}')
+    assert not accepts(either, "Hello")
+    assert not accepts(either, '{"age": "7"}')
+    with pytest.raises(RequestError):
+        GrammarSpec.tools(dialect, TOOLS, parallel=True, otherwise=GrammarSpec.regex("a"))
+
+
+def test_dialects_in_python_are_enforced_as_json() -> None:
+    for dialect, enforced in (("gemma", "hermes"), ("pythonic", "llama3")):
+        assert accepts(GrammarSpec.tools(dialect, TOOLS, parallel=False), CALLS[enforced])
+        assert enforced_dialect(dialect) == enforced
 
 
 def test_reasoning_is_free_until_it_is_closed() -> None:

@@ -37,28 +37,43 @@ def lark_source(spec: GrammarSpec, special: Mapping[str, int]) -> str:
 
 
 def _tools(value: Mapping[str, Any], special: Mapping[str, int]) -> str:
-    dialect, tools = value["dialect"], value["tools"]
+    """Calls only; or calls, or JSON; or any text in which a call that begins must go on as one."""
+    dialect, parallel = value["dialect"], value["parallel"]
+    if dialect == "hermes":
+        inner = '"\\n" call "\\n</tool_call>"'
+        calls = '"<tool_call>" ' + inner + (' ("\\n<tool_call>" ' + inner + ")*" if parallel else "")
+        begun, rest = r"/(?s:.*)<tool_call>/", "/\\n?/ call /\\n?<\\/tool_call>/"
+    elif dialect == "mistral":
+        tag = special.get("[TOOL_CALLS]")
+        opening = f"<[{tag}]>" if tag is not None else '"[TOOL_CALLS]"'
+        rest = '/ ?/ "[" call ' + ('("," / ?/ call)* ' if parallel else "") + '"]"'
+        calls = f"{opening} {rest}"
+        begun = r"/(?s:.*)\[TOOL_CALLS\]/" if tag is None else ""
+    else:
+        calls = "call" + (' ("; " call)*' if parallel else "")
+        begun = rest = ""
+    forms = _calls(value["tools"], "parameters" if dialect == "llama3" else "arguments")
+    if not value["free"]:
+        rules = f"answer: calls\ncalls: {calls}\n{forms}"
+        if value["otherwise"] is None:
+            return rules
+        other = f"LEAD %json {_schema(value['otherwise'])}\nLEAD: {_AROUND}\n"
+        return rules.replace("answer: calls", "answer: calls | other", 1) + "other: " + other
+    if begun:
+        many = "*" if parallel else "?"
+        return f"answer: (begun {rest}){many} TEXT\nbegun[lazy]: {begun}\nTEXT: /(?s:.*)/\n{forms}"
     if dialect == "mistral":
-        opened = f"<[{special['[TOOL_CALLS]']}]>" if "[TOOL_CALLS]" in special else '"[TOOL_CALLS]"'
-        more = ' ("," " "? call)*' if value["parallel"] else ""
-        rules = f'answer: {opened} " "? "[" call{more} "]"\n'
-        return rules + _calls(tools, '"{\\"name\\": " {name} ", \\"arguments\\": " {json} "}"')
-    if dialect in ("hermes", "gemma"):
-        before, after = ("<tool_call>\n", "\n</tool_call>")
-        more = ' ("\\n" call)*' if value["parallel"] else ""
-        form = f'{_literal(before)} "{{\\"name\\": " {{name}} ", \\"arguments\\": " {{json}} "}}" {_literal(after)}'
-        return f"answer: call{more}\n" + _calls(tools, form)
-    more = ' ("; " call)*' if value["parallel"] else ""
-    return f"answer: call{more}\n" + _calls(tools, '"{\\"name\\": " {name} ", \\"parameters\\": " {json} "}"')
+        return f"answer: TEXT (calls TEXT)?\ncalls: {calls}\nTEXT: /(?s:.*)/\n{forms}"
+    # Nothing but the brace at the beginning tells a call.
+    return f"answer: calls | TEXT\ncalls: {calls}\nTEXT: /([^{{](?s:.*))?/\n{forms}"
 
 
-def _calls(tools: Sequence[Mapping[str, Any]], form: str) -> str:
+def _calls(tools: Sequence[Mapping[str, Any]], arguments: str) -> str:
     lines = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
-        name = _literal(json.dumps(tool["name"], ensure_ascii=False))
-        parameters = {"type": "object", **tool["parameters"]}
-        line = form.replace("{name}", name).replace("{json}", f"%json {_schema(parameters)}")
-        lines.append(f"call_{i}: {line}")
+        head = _literal(f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "{arguments}": ')
+        schema = _schema({"type": "object", **tool["parameters"]})
+        lines.append(f'call_{i}: {head} %json {schema} "}}"')
     return "\n".join(lines) + "\n"
 
 

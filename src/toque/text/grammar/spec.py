@@ -18,6 +18,18 @@ MAX_CHOICES = 1_000
 MAX_TOOLS = 128
 
 
+_ENFORCED_AS = {"gemma": "hermes", "pythonic": "llama3"}
+
+
+def enforced_dialect(dialect: str, *, otherwise: bool = False) -> str:
+    """The dialect in which calls are enforced, and so must be read. Those in Python are written as JSON.
+
+    ``otherwise``: JSON may come in their place; then calls need a tag to be told from it.
+    """
+    enforced = _ENFORCED_AS.get(dialect, dialect)
+    return "hermes" if otherwise and enforced == "llama3" else enforced
+
+
 class GrammarKind(StrEnum):
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -40,8 +52,8 @@ class GrammarSpec:
     """One grammar. Make it with the functions below: they raise RequestError for what cannot be enforced.
 
     ``value`` by kind: JSON_OBJECT None; JSON_SCHEMA the checked schema; REGEX, LARK the text; CHOICE a list of texts;
-    TOOLS ``{"dialect", "tools": [{"name", "parameters"}], "parallel"}``. ``think`` is the text that ends the model's
-    reasoning, which comes first and is free; "" where the answer starts at once.
+    TOOLS what `tools` makes. ``think`` is the text that ends the model's reasoning, which comes first and is free; ""
+    where the answer starts at once.
     """
 
     kind: GrammarKind
@@ -82,10 +94,32 @@ class GrammarSpec:
         return cls(GrammarKind.LARK, grammar)
 
     @classmethod
-    def tools(cls, dialect: str, tools: Sequence[ToolSpec], *, parallel: bool) -> Self:
-        """At least one call of one of ``tools``, in the form that ``dialect``'s parser reads, and nothing else."""
-        entries = [{"name": tool.name, "parameters": dict(tool.parameters)} for tool in tools]
-        return cls(GrammarKind.TOOLS, {"dialect": dialect, "tools": entries, "parallel": parallel})
+    def tools(
+        cls,
+        dialect: str,
+        tools: Sequence[ToolSpec],
+        *,
+        parallel: bool,
+        free: bool = False,
+        otherwise: GrammarSpec | None = None,
+    ) -> Self:
+        """At least one call of one of ``tools``, in the form that ``dialect``'s parser reads, and nothing else.
+
+        ``free``: any text, in which what begins as a call must go on as one. ``otherwise``: calls, or JSON that
+        matches this. A dialect that cannot be enforced is written as one that can: see `enforced_dialect`.
+        """
+        value = {
+            "dialect": enforced_dialect(dialect, otherwise=otherwise is not None),
+            "tools": [{"name": tool.name, "parameters": dict(tool.parameters)} for tool in tools],
+            "parallel": parallel,
+            "free": free,
+            "otherwise": None,
+        }
+        if otherwise is not None:
+            if otherwise.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+                raise RequestError("only JSON can be an alternative to tool calls", param="response_format")
+            value["otherwise"] = otherwise.value or {"type": "object"}
+        return cls(GrammarKind.TOOLS, value)
 
     def after_thinking(self, close: str) -> Self:
         return type(self)(self.kind, self.value, close)
