@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from toque.errors import ModelNotFoundError, UnavailableError
+from toque.errors import ModelNotFoundError, RequestError, UnavailableError
 from toque.gateway.admission import Admission
 from toque.gateway.polling import wait_until
 from toque.routing.base import EngineClient, ReplicaState
@@ -44,6 +44,22 @@ class Deployment:
     @property
     def serving(self) -> bool:
         return self.client.state in (ReplicaState.READY, ReplicaState.DEGRADED)
+
+    def check_embeds(self, path: str) -> None:
+        if not self.card.embedding_size:
+            raise RequestError(
+                f"model {self.name} generates text; {path} needs one that makes embeddings",
+                param="model",
+                code="model_not_supported",
+            )
+
+    def check_generates(self, path: str) -> None:
+        if self.card.embedding_size:
+            raise RequestError(
+                f"model {self.name} makes embeddings and generates no text; use /v1/embeddings, not {path}",
+                param="model",
+                code="model_not_supported",
+            )
 
     async def until_serving(self) -> None:
         """Wait for a model that is loading, within the limit; UnavailableError when it does not come, or cannot."""

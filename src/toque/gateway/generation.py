@@ -31,6 +31,12 @@ _ERRORS: dict[str, type[ToqueError]] = {
 PROMPT_TAIL = 16  # prompt tokens that a detokenizer may need to place a space before the first new one
 
 
+def engine_error(output: SequenceOutput) -> ToqueError:
+    """Why the engine gave a sequence up."""
+    message = output.error or "the engine could not finish this request"
+    return _ERRORS.get(output.error_code or "", EngineError)(message)
+
+
 @dataclass(slots=True)
 class ChoiceDelta:
     """What one wakeup adds to one choice. ``pieces`` are the tokens that ``logprobs`` belong to; ``prompt_logprobs``
@@ -197,8 +203,7 @@ class Generation:
                 self.record.prompt(len(sequence.prompt), cached)
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             # Nobody here aborted it: a request that this gateway ends has no reader any more.
-            message = output.error or "the engine could not finish this request"
-            raise _ERRORS.get(output.error_code or "", EngineError)(message)
+            raise engine_error(output)
         count = len(output.tokens)
         if count:
             self.record.tokens(count, now - choice.last_token_at if choice.tokens else 0.0, now)

@@ -179,6 +179,7 @@ def _build(
             vocab_size=checkpoint.config.vocab_size,
             digest=model.digest,
             created=int(model.path.stat().st_mtime),
+            embedding_size=checkpoint.config.hidden_size if checkpoint.config.pooling else 0,
         )
         deployments[model.name] = Deployment(
             model.name,

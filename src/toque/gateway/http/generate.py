@@ -21,6 +21,7 @@ async def chat_completions(exchange: Exchange, gateway: Gateway) -> None:
     body = decode(await receive_json(exchange, gateway), ChatCompletionBody)
     body.timeout = deadline_s(exchange, body.timeout)
     deployment = find_deployment(gateway.deployments, body.model)
+    deployment.check_generates(exchange.endpoint)
     # The answer's id is new every time, so it can name the work inside too; the caller's own id may come twice.
     request = chat_request(
         body, f"chatcmpl-{uuid.uuid4().hex}", exchange.caller.tenant, gateway.settings.limits.max_choices
@@ -32,6 +33,7 @@ async def completions(exchange: Exchange, gateway: Gateway) -> None:
     body = decode(await receive_json(exchange, gateway), CompletionBody)
     body.timeout = deadline_s(exchange, body.timeout)
     deployment = find_deployment(gateway.deployments, body.model)
+    deployment.check_generates(exchange.endpoint)
     request = completion_request(
         body, f"cmpl-{uuid.uuid4().hex}", exchange.caller.tenant, gateway.settings.limits.max_choices
     )

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from toque.gateway.gateway import Gateway
-from toque.gateway.http import answers, generate, models, openai_types, ops, tokens
+from toque.gateway.http import (
+    answers,
+    embedding_types,
+    embeddings,
+    generate,
+    models,
+    openai_types,
+    ops,
+    tokens,
+)
 from toque.gateway.http.exchange import Exchange
 
 Handler = Callable[[Exchange, Gateway], Awaitable[None]]
@@ -63,6 +72,24 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=answers.Completion,
         body=openai_types.CompletionBody,
         events=answers.Completion,
+        statuses=_WITH_ENGINE,
+    ),
+    Operation(
+        "POST",
+        "/v1/embeddings",
+        embeddings.embeddings,
+        "Texts or token ids as vectors.",
+        answer=embedding_types.EmbeddingList,
+        body=embedding_types.EmbeddingBody,
+        statuses=_WITH_ENGINE,
+    ),
+    Operation(
+        "POST",
+        "/v1/rerank",
+        embeddings.rerank,
+        "Documents ordered by how near they are to a query.",
+        answer=embedding_types.Ranking,
+        body=embedding_types.RerankBody,
         statuses=_WITH_ENGINE,
     ),
     Operation(

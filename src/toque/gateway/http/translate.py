@@ -105,28 +105,28 @@ def completion_request(
 
 
 def completion_prompts(
-    prompt: str | Sequence[str | int | list[int]], most: int, add_special: bool
+    prompt: str | Sequence[str | int | list[int]], most: int, add_special: bool, name: str = "prompt"
 ) -> tuple[Prompt, ...]:
     """A text, token ids, or a list of either. Ids are used untouched."""
     if isinstance(prompt, str):
         return (TextPrompt(prompt, add_special),)
     if not prompt:
-        raise RequestError("prompt must not be an empty list", param="prompt")
+        raise RequestError(f"{name} must not be an empty list", param=name)
     kind = type(prompt[0])
     for position, item in enumerate(prompt):
         if type(item) is not kind:
             raise RequestError(
-                f"prompt must hold texts, token ids or lists of token ids, not a mixture: item {position} differs "
+                f"{name} must hold texts, token ids or lists of token ids, not a mixture: item {position} differs "
                 f"from item 0",
-                param=f"prompt[{position}]",
+                param=f"{name}[{position}]",
             )
     if kind is int:
-        return (TokenPrompt(_token_ids(prompt, "prompt")),)
+        return (TokenPrompt(_token_ids(prompt, name)),)
     if len(prompt) > most:
-        raise RequestError(f"prompt takes at most {most} prompts at once, got {len(prompt)}", param="prompt")
+        raise RequestError(f"{name} takes at most {most} at once, got {len(prompt)}", param=name)
     if kind is str:
         return tuple(TextPrompt(str(text), add_special) for text in prompt)
-    return tuple(TokenPrompt(_token_ids(ids, f"prompt[{i}]")) for i, ids in enumerate(prompt))
+    return tuple(TokenPrompt(_token_ids(ids, f"{name}[{i}]")) for i, ids in enumerate(prompt))
 
 
 def chat_prompt(
