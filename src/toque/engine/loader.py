@@ -17,8 +17,8 @@ from toque.text.grammar.compiler import Compiler
 if TYPE_CHECKING:
     from toque.formats.checkpoint import Checkpoint
 
-_KV_SHARE = 0.7  # of the memory that is left once the weights are loaded
-_SCORED_ROWS = 128  # rows of logits a step can hold at least, so that scoring a prompt takes few steps
+KV_SHARE = 0.7  # of the memory that is left once the weights are loaded
+SCORED_ROWS = 128  # rows of logits a step can hold at least, so that scoring a prompt takes few steps
 _MAX_TOKENIZER_JSON = 256 << 20
 _UNUSED = 5  # GGUF token type of the padding at the end of a vocabulary
 
@@ -47,7 +47,7 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
         raise UnsupportedModelError(f"{checkpoint.path.name} was made for embeddings and generates no text")
     context = context_length(config.context_length, options)
     backend = load_backend(options.backend)
-    max_rows = max(options.max_sequences, _SCORED_ROWS)
+    max_rows = max(options.max_sequences, SCORED_ROWS)
     valid = valid_vocab(checkpoint)
     executable = backend.lower(
         fuse(build_graph(replace(config, context_length=context), checkpoint.tensors.keys())),
@@ -98,7 +98,7 @@ def kv_blocks(options: EngineOptions, context: int, bytes_per_block: int, availa
     if options.kv_memory_mb:
         budget, source = options.kv_memory_mb << 20, f"kv_memory_mb {options.kv_memory_mb}"
     elif available is not None:
-        budget, source = int(available * _KV_SHARE), f"{available >> 20} MiB of available memory"
+        budget, source = int(available * KV_SHARE), f"{available >> 20} MiB of available memory"
     else:
         budget, source = 1 << 30, "an unknown amount of memory"
     blocks = min(most, budget // bytes_per_block)
