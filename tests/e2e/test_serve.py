@@ -201,6 +201,9 @@ def test_the_ready_line_shows_a_call_that_works(parrot_folder: Path) -> None:
     found = re.search(r"-d '(.*)'", text)
     assert found
     assert json.loads(found.group(1))["model"] == "m"
+    text = greeting([ServedModel("m", parrot_folder)], load_settings(environ={}), 8000, 0.4, embeds=True)
+    assert "/v1/embeddings" in text
+    assert json.loads(text.split("-d '")[1][:-1]) == {"model": "m", "input": "Say hello"}
 
 
 def test_what_keeps_it_from_serving_is_one_line_and_exit_code_1(parrot_folder: Path, tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
             await _until_ready(replicas, serving)
             if not serving.done():
                 port = listener.getsockname()[1]
-                print(greeting(models, settings, port, time.perf_counter() - started), flush=True)
+                embeds = app.state.gateway.deployments[models[0].name].card.embedding_size > 0
+                print(greeting(models, settings, port, time.perf_counter() - started, embeds), flush=True)
                 if ledger is not None:
                     ledger.start()  # only now: its database's packages take half a second to import
             await serving
@@ -238,12 +239,18 @@ def _check_names(models: Sequence[ServedModel]) -> None:
             )
 
 
-def greeting(models: Sequence[ServedModel], settings: Settings, port: int, seconds: float) -> str:
+def greeting(
+    models: Sequence[ServedModel], settings: Settings, port: int, seconds: float, embeds: bool = False
+) -> str:
+    """What is served where, and a call of the first model that works as it is; ``embeds``: it makes embeddings."""
     host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
     url = f"http://{host}:{port}"
     key = ' \\\n    -H "Authorization: Bearer $TOQUE_API_KEY"' if has_keys(settings) else ""
-    body = f'{{"model": "{models[0].name}", "messages": [{{"role": "user", "content": "Say hello"}}]}}'
+    path, content = "chat/completions", '"messages": [{"role": "user", "content": "Say hello"}]'
+    if embeds:
+        path, content = "embeddings", '"input": "Say hello"'
+    body = f'{{"model": "{models[0].name}", {content}}}'
     return (
         f"Toque serves {', '.join(model.name for model in models)} at {url}/v1 (ready in {seconds:.1f} s)\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n    -d '{body}'"
+        f"  curl {url}/v1/{path} -H 'Content-Type: application/json'{key} \\\n    -d '{body}'"
     )
