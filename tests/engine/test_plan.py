@@ -25,8 +25,7 @@ from toque.models import build_graph
 
 
 def plan(checkpoint, available=1 << 30, **options):  # type: ignore[no-untyped-def]
-    graph = fuse(build_graph(checkpoint.config, checkpoint.tensors.keys()))
-    return plan_memory(checkpoint, graph, EngineOptions(**options), _native.packed_size, available)
+    return plan_memory(checkpoint, EngineOptions(**options), _native.packed_size, available)
 
 
 @pytest.mark.parametrize("quantize", ["", "int8", "int4"])

@@ -15,7 +15,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "show": ("toque.cli.show", "command", "Show one model: files, digests, origin, size."),
     "rm": ("toque.cli.rm", "command", "Remove a model from the local store."),
     "keys": ("toque.cli.keys", "command", "Create, list and revoke API keys."),
-    "plan": ("toque.cli.plan", "command", "Say what a model needs and how fast it should be, before loading it."),
+    "plan": ("toque.cli.plan", "command", "Say what a model needs, and its speed here, before loading it."),
     "eval": ("toque.cli.eval", "command", "Measure a model's quality: perplexity, KL divergence."),
     "quantize": ("toque.cli.quantize", "command", "Write a smaller copy of a model."),
     "bench": ("toque.cli.bench", "command", "Measure a server: throughput, TTFT, inter-token latency."),

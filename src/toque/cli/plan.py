@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,6 @@ def command(
     from toque.engine.plan import plan_memory
     from toque.formats import load_checkpoint
     from toque.formats.quantize import quantize_checkpoint
-    from toque.graph.fuse import fuse
-    from toque.models import build_graph
     from toque.registry.store import Store
 
     path = Path(model)
@@ -58,8 +56,7 @@ def command(
         context_length=context_length, max_sequences=max_sequences, kv_memory_mb=kv_memory_mb, threads=threads
     )
     context = served_context(config.context_length, options)
-    graph = fuse(build_graph(replace(config, context_length=context), checkpoint.tensors.keys()))
-    plan = plan_memory(checkpoint, graph, options, _native.packed_size, available_bytes())
+    plan = plan_memory(checkpoint, options, _native.packed_size, available_bytes())
     rates = measure(threads or usable_cpus())
     contexts = () if config.pooling else (128, 2048)
     decode = {at: round(plan.decode_rate(rates, at), 1) for at in contexts if at <= context}

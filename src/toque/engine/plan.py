@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from toque.backends.base import BLOCK_SIZE
@@ -19,7 +19,6 @@ from toque.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from toque.formats.checkpoint import Checkpoint, TensorData
-    from toque.graph.ir import Graph
 
 # What a whole step reaches of the rates of a bare read and of a bare kernel: the rest is attention, norms, sampling.
 DECODE_SHARE = 0.75
@@ -75,7 +74,6 @@ class MemoryPlan:
 
 def plan_memory(
     checkpoint: Checkpoint,
-    graph: Graph,
     options: EngineOptions,
     packed_size: Callable[[str, int, int], int],
     available: int | None,
@@ -84,6 +82,12 @@ def plan_memory(
 
     Raises ModelError for a tensor that has no packed form.
     """
+    from toque.graph.fuse import fuse
+    from toque.models import build_graph
+
+    config = checkpoint.config
+    context = options.context_length or config.context_length
+    graph = fuse(build_graph(replace(config, context_length=context), checkpoint.tensors.keys()))
     matrices = list(
         dict.fromkeys(name for node in graph.nodes if node.op in _MATRIX_OPS for name in node.weights)
     )
@@ -94,7 +98,6 @@ def plan_memory(
     tensors = checkpoint.tensors
     packed = {name: _packed_bytes(tensors[name], packed_size) for name in matrices}
     others = sum(4 * math.prod(t.shape) for name, t in tensors.items() if name not in packed)
-    config = checkpoint.config
     share = config.n_experts_used / config.n_experts if config.n_experts else 1.0
 
     def used(name: str) -> float:
@@ -114,7 +117,6 @@ def plan_memory(
     kv_bytes = options.kv_memory_mb << 20 or None
     if kv_bytes is None and available is not None:
         kv_bytes = max(0, int((available - weights - workspace) * KV_SHARE))
-    context = options.context_length or config.context_length
     return MemoryPlan(
         file_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         weight_bytes=weights,
