@@ -260,3 +260,70 @@ async def test_a_random_mix_reconciles_to_the_token(tmp_path: Path, seed: int) -
     assert first_tokens == sum(row["ttft_us"] > 0 for row in found)
     finished = after['toque_e2e_request_latency_seconds_count{model="parrot"}']
     assert finished == sum(row["outcome"] == "ok" for row in found)
+
+
+async def test_the_admin_api_tells_usage_as_json_and_csv(tmp_path: Path) -> None:
+    async with kept(tmp_path, Plan()) as (w, led):
+        usages = [(await w.chat()).json()["usage"], (await w.complete()).json()["usage"]]
+        assert await asyncio.to_thread(led.flush)
+        answer = await w.client.get("/admin/v1/usage", params={"group_by": "endpoint", "since": "1h"})
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        assert [row["endpoint"] for row in found["data"]] == ["/v1/chat/completions", "/v1/completions"]
+        assert [row["completion_tokens"] for row in found["data"]] == [u["completion_tokens"] for u in usages]
+        assert found["total"]["requests"] == 2
+        sheet = await w.client.get("/admin/v1/usage?format=csv&group_by=model")
+        assert sheet.headers["content-type"].startswith("text/csv")
+        assert sheet.text.splitlines()[-1].startswith("TOTAL,2,2,")
+        for query, param in (
+            ("group_by=colour", "group_by"),
+            ("since=soon", "since"),
+            ("colour=red", "colour"),
+            ("format=xml", "format"),
+            ("month=2026-09&since=1d", "month"),
+        ):
+            refused = await w.client.get(f"/admin/v1/usage?{query}")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_request_can_be_looked_up_by_either_id(tmp_path: Path) -> None:
+    async with kept(tmp_path, Plan()) as (w, led):
+        answer = await w.chat()
+        assert await asyncio.to_thread(led.flush)
+        for name in (answer.json()["id"], answer.headers["x-request-id"]):
+            (row,) = (await w.client.get(f"/admin/v1/requests/{name}")).json()["data"]
+            assert row["request_id"] == answer.json()["id"]
+        assert (await w.client.get("/admin/v1/requests/nobody")).status_code == 404
+
+
+async def test_a_key_sees_its_own_tenant_only(tmp_path: Path) -> None:
+    async with kept(tmp_path, Plan(flags={"auth.api_keys": "one,two"})) as (w, led):
+        w.client.headers["authorization"] = "Bearer one"
+        answer = await w.chat()
+        assert await asyncio.to_thread(led.flush)
+        mine = (await w.client.get("/admin/v1/usage?group_by=tenant")).json()
+        assert mine["total"]["requests"] == 1
+        w.client.headers["authorization"] = "Bearer two"
+        assert (await w.client.get("/admin/v1/usage")).json()["total"]["requests"] == 0
+        other = await w.client.get(f"/admin/v1/usage?tenant={mine['data'][0]['tenant']}")
+        assert other.status_code == 404
+        assert (await w.client.get(f"/admin/v1/requests/{answer.json()['id']}")).status_code == 404
+        del w.client.headers["authorization"]
+        assert (await w.client.get("/admin/v1/usage")).status_code == 401
+
+
+async def test_stats_show_percentiles_engines_and_cost(tmp_path: Path) -> None:
+    async with world() as w:
+        assert (await w.client.get("/admin/v1/usage")).status_code == 404  # this one keeps no ledger
+        assert (await w.client.get("/admin/v1/stats")).json()["ledger"] is None
+    async with kept(tmp_path, Plan()) as (w, _):
+        for _ in range(3):
+            await w.chat()
+        found = (await w.client.get("/admin/v1/stats")).json()
+        model = found["models"]["parrot"]
+        assert model["latency"]["ttft"]["1m"]["count"] == model["latency"]["e2e"]["60m"]["count"] == 3
+        assert 0 < model["latency"]["ttft"]["1m"]["p50"] <= model["latency"]["ttft"]["1m"]["p99"] < 5
+        assert model["since_start"]["requests"] == 3
+        assert model["since_start"]["list_per_million_tokens"] > 0
+        assert found["ledger"]["state"] == "ok"
+        assert model["engine"]["running"] == 0

@@ -59,6 +59,10 @@ class Meter(RequestRecord):
         if gap > 0.0:
             self._latencies.add(self._model, "inter_token", gap / count, count)
 
+    def reasoned(self, tokens: int) -> None:
+        """So many of a choice's tokens were its reasoning."""
+        self._row.reasoning_tokens += tokens
+
     def computed(self, device_us: int) -> None:
         """Device time that a step attributed to one of the request's sequences."""
         self._row.device_ns += 1_000 * device_us

@@ -10,6 +10,7 @@ import msgspec
 
 from toque import __version__
 from toque.gateway.gateway import Gateway
+from toque.gateway.http.admin_usage import OPERATIONS as ADMIN
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.fields import declared, type_name
 from toque.gateway.http.openapi import document
@@ -39,6 +40,7 @@ async def page(exchange: Exchange, gateway: Gateway) -> None:
 
 OPERATIONS: tuple[Operation, ...] = (
     *ANSWERING,
+    *ADMIN,
     Operation("GET", "/openapi.json", openapi, "This interface as OpenAPI 3.1.", needs_key=False),
     Operation("GET", "/docs", page, "This interface for people.", content_type="text/html", needs_key=False),
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from toque.errors import StoreError
 from toque.monitor.ledger.applier import Applier, Retention, open_later, sqlite_url
 from toque.monitor.ledger.journal import MAX_BYTES, SEGMENT_BYTES, Journal
+from toque.monitor.ledger.reader import LedgerReader
 from toque.monitor.ledger.record import Outcome, UsageRecord, encode
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class Ledger:
         self._written = 0
         self._dirty = threading.Event()
         self._stop = threading.Event()
+        self.reader = LedgerReader(self.url)
         self._applier = Applier(
             self._journal,
             open_database or open_later(self.url),
@@ -219,6 +221,7 @@ class Ledger:
         for entry in list(self._open.values()):
             entry.close(Outcome.LOST, 0, error_code="gateway_stopped")
         self._applier.stop(wait_s)
+        self.reader.close()
         self._stop.set()
         self._dirty.set()
         if self._syncer.is_alive():

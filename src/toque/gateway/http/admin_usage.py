@@ -1,0 +1,198 @@
+"""``/admin/v1/usage``, ``/admin/v1/requests/{id}``, ``/admin/v1/stats``: the books, and how it goes right now.
+
+Who calls with a key sees the usage of that key's tenant; where no keys are needed, everybody's.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Struct
+
+from toque.errors import NotFoundError, RequestError
+from toque.gateway.gateway import Gateway
+from toque.gateway.http.exchange import Exchange
+from toque.gateway.http.operations import Operation
+from toque.monitor.cost import per_million
+
+if TYPE_CHECKING:
+    from toque.monitor.ledger.ledger import Ledger
+    from toque.monitor.ledger.usage import UsageQuery
+
+_FILTERS = ("model", "version", "tenant", "key", "endpoint")
+_KNOWN = frozenset({*_FILTERS, "group_by", "since", "until", "month", "format"})
+_CSV = [(b"content-type", b"text/csv; charset=utf-8")]
+
+
+class LedgerUsage(Struct):
+    """``data`` has a row per group, ``total`` their sum; amounts are decimal text in the row's ``currency``."""
+
+    object: str
+    since: str
+    until: str
+    group_by: list[str]
+    data: list[dict[str, Any]]
+    total: dict[str, Any]
+
+
+class RequestsAnswer(Struct):
+    object: str
+    data: list[dict[str, Any]]
+
+
+class StatsAnswer(Struct):
+    """``latency`` by measure and window (``1m``, ``5m``, ``60m``), in seconds, within 1%."""
+
+    object: str
+    models: dict[str, dict[str, Any]]
+    ledger: dict[str, Any] | None
+
+
+async def usage(exchange: Exchange, gateway: Gateway) -> None:
+    """Query: ``group_by`` (comma-separated), ``since``, ``until`` or ``month``, filters, ``format=csv``."""
+    ledger = _ledger(gateway)
+    asked = _parameters(exchange)
+    wants_csv = asked.pop("format", "json")
+    if wants_csv not in ("json", "csv"):
+        raise RequestError(f"format is json or csv, got {wants_csv[:20]!r}", param="format")
+    if gateway.keys:
+        _own_tenant_only(asked, exchange.caller.tenant)
+    currency = gateway.settings.ledger.currency
+    if wants_csv == "csv":
+        body = await ledger.reader.ask(partial(_as_csv, asked, currency))
+        await exchange.answer(200, body, list(_CSV))
+    else:
+        await exchange.answer(200, await ledger.reader.ask(partial(_as_json, asked, currency)))
+
+
+async def requests(exchange: Exchange, gateway: Gateway) -> None:
+    """The rows of one request, by the id of its answer or its x-request-id."""
+    ledger = _ledger(gateway)
+    wanted: str = exchange.scope["path_params"]["id"]
+    rows = await ledger.reader.ask(lambda database: database.find(wanted))
+    if gateway.keys:
+        rows = [row for row in rows if row["tenant"] == exchange.caller.tenant]
+    if not rows:
+        raise NotFoundError(f"the ledger has no request {wanted[:80]!r} (yet)", param="id")
+    await exchange.answer(200, msgspec.json.encode({"object": "list", "data": rows}))
+
+
+async def stats(exchange: Exchange, gateway: Gateway) -> None:
+    await exchange.answer(200, msgspec.json.encode(snapshot(gateway)))
+
+
+def snapshot(gateway: Gateway) -> dict[str, Any]:
+    """Everything that a live display shows: per model its latencies, its engine and its cost; and the ledger."""
+    latencies = gateway.latencies.snapshot()
+    models: dict[str, dict[str, Any]] = {}
+    for name, deployment in gateway.deployments.items():
+        models[name] = {
+            "state": deployment.client.state.value,
+            "reason": deployment.client.reason,
+            "engine": deployment.client.stats(),
+            "latency": latencies.get(name, {}),
+        }
+        total = gateway.ledger.totals.get(name) if gateway.ledger is not None else None
+        if total is not None:
+            models[name]["since_start"] = {
+                "requests": total.requests,
+                "tokens": total.tokens,
+                "device_seconds": total.device_ns / 1e9,
+                "list_per_million_tokens": per_million(total.list_nano, total.tokens),
+                "cost_per_million_tokens": per_million(total.cost_nano, total.tokens),
+                "currency": gateway.settings.ledger.currency,
+            }
+    return {
+        "object": "stats",
+        "models": models,
+        "ledger": None if gateway.ledger is None else gateway.ledger.status(),
+    }
+
+
+def _ledger(gateway: Gateway) -> Ledger:
+    if gateway.ledger is None:
+        raise NotFoundError("this server keeps no ledger (ledger.enabled is false)")
+    return gateway.ledger
+
+
+def _parameters(exchange: Exchange) -> dict[str, str]:
+    pairs = parse_qsl(
+        exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=32
+    )
+    asked = dict(pairs)
+    for name in asked:
+        if name not in _KNOWN:
+            raise RequestError(
+                f"usage knows no parameter {name[:40]!r}; it knows {', '.join(sorted(_KNOWN))}",
+                param=name[:40],
+            )
+    if len(asked) != len(pairs):
+        raise RequestError("a parameter was given twice", param="group_by")
+    return asked
+
+
+def _own_tenant_only(asked: dict[str, str], tenant: str) -> None:
+    if asked.setdefault("tenant", tenant) != tenant:
+        raise NotFoundError(f"this key sees the usage of its own tenant, {tenant!r}", param="tenant")
+
+
+def _query(asked: dict[str, str]) -> UsageQuery:
+    from toque.monitor.ledger.usage import UsageQuery, month_bounds
+    from toque.monitor.ledger.when import moment
+
+    if "month" in asked and ("since" in asked or "until" in asked):
+        raise RequestError("give either month or since and until", param="month")
+    until: int | None
+    if "month" in asked:
+        since, until = month_bounds(asked["month"])
+        default = "tenant,key,model"
+    else:
+        since = moment(asked.get("since", "30d"), param="since")
+        until = moment(asked["until"], param="until") if "until" in asked else None
+        default = "model"
+    names = tuple(name.strip() for name in asked.get("group_by", default).split(",") if name.strip())
+    return UsageQuery(names, since, until, {name: asked[name] for name in _FILTERS if name in asked})
+
+
+def _as_json(asked: dict[str, str], currency: str, database: Any) -> bytes:
+    from toque.monitor.ledger.usage import document
+    from toque.monitor.ledger.usage import usage as ask
+
+    return msgspec.json.encode(document(ask(database, _query(asked)), currency))
+
+
+def _as_csv(asked: dict[str, str], currency: str, database: Any) -> bytes:
+    from toque.monitor.ledger.usage import to_csv
+    from toque.monitor.ledger.usage import usage as ask
+
+    return to_csv(ask(database, _query(asked)), currency).encode()
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "GET",
+        "/admin/v1/usage",
+        usage,
+        "Usage, prices and costs from the ledger, grouped as asked.",
+        answer=LedgerUsage,
+        statuses=(400, 404, 429, 503),
+    ),
+    Operation(
+        "GET",
+        "/admin/v1/requests/{id:path}",
+        requests,
+        "What the ledger has of one request.",
+        answer=RequestsAnswer,
+        statuses=(404, 429, 503),
+    ),
+    Operation(
+        "GET",
+        "/admin/v1/stats",
+        stats,
+        "Percentiles, engines and costs right now.",
+        answer=StatsAnswer,
+    ),
+)
