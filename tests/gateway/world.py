@@ -67,6 +67,9 @@ class PieceTokenizer:
     def is_special(self, token: int) -> bool:
         return token in (BOS, EOS)
 
+    def token_id(self, text: str) -> int | None:
+        return {"<s>": BOS, "</s>": EOS}.get(text)
+
     def at_least_tokens(self, text: str) -> int:
         return len(text) // 4
 
@@ -74,9 +77,13 @@ class PieceTokenizer:
 class LineTemplate:
     """``role: content`` a line. It refuses a conversation that does not begin with the user, as some models do."""
 
-    def __init__(self, strict: bool = False) -> None:
+    def __init__(self, strict: bool = False, text: str = "{{ messages }}") -> None:
         self.strict = strict
+        self.text = text  # what its source is taken for
         self.calls: list[dict[str, Any]] = []
+
+    def source(self, *, tools: bool = False) -> str:
+        return self.text
 
     def render(
         self,
@@ -87,7 +94,7 @@ class LineTemplate:
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        self.calls.append({"messages": list(messages), "extra": extra})
+        self.calls.append({"messages": list(messages), "extra": extra, "tools": tools})
         if self.strict and messages[0]["role"] != "user":
             raise TemplateError("Conversation must start with a user message", param="messages")
         lines = [f"{message['role']}: {message['content']}" for message in messages]

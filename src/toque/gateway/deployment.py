@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING
 
 from toque.errors import ModelNotFoundError, RequestError, UnavailableError
 from toque.gateway.admission import Admission
+from toque.gateway.answer import ShowingTags
 from toque.gateway.polling import wait_until
 from toque.routing.base import EngineClient, ReplicaState
+from toque.text.reasoning import OPEN as THINK_OPEN
+from toque.text.tools.choose import TAG_TOKENS, check_dialect, dialect_of
+from toque.text.tools.prompt import template_knows_tools
 from toque.types import ModelCard
 
 if TYPE_CHECKING:
     from toque.config import LimitSettings
     from toque.text.template import ChatTemplate
-    from toque.text.tokenizer import Tokenizer
+    from toque.text.tokenizer import TokenCodec, Tokenizer
 
 
 class Deployment:
@@ -28,14 +32,29 @@ class Deployment:
         template: ChatTemplate | None,
         card: ModelCard,
         limits: LimitSettings,
+        tool_parser: str = "",
     ) -> None:
+        """``tool_parser``: the dialect of the model's tool calls; "" reads it off the chat template."""
         self.name = name
         self.client = client
         self.tokenizer = tokenizer
         self.template = template
         self.card = card
         self.limits = limits
+        self.dialect = check_dialect(tool_parser) if tool_parser else dialect_of(self._source(tools=True))
+        self.knows_tools = template_knows_tools(self._source(tools=True))
+        self.thinks = THINK_OPEN in self._source(tools=False)
+        ids = (tokenizer.token_id(tag) for tag in TAG_TOKENS)
+        self._tags = frozenset(token for token in ids if token is not None and tokenizer.is_special(token))
         self.admission = Admission(limits.max_queued_requests, limits.max_queued_tokens)
+
+    @property
+    def codec(self) -> TokenCodec:
+        """The tokenizer for text that is read for tool calls and reasoning: their tags are shown."""
+        return ShowingTags(self.tokenizer, self._tags) if self._tags else self.tokenizer
+
+    def _source(self, *, tools: bool) -> str:
+        return "" if self.template is None else self.template.source(tools=tools)
 
     @property
     def version(self) -> str:

@@ -15,10 +15,21 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from toque.errors import ContextLengthError, DeadlineError, EngineError, ReplicaDiedError, ToqueError
+from toque.errors import (
+    ContextLengthError,
+    DeadlineError,
+    EngineError,
+    GrammarError,
+    ReplicaDiedError,
+    ToqueError,
+)
+from toque.gateway.answer import AnswerReader, Parts
 from toque.gateway.deployment import Deployment
 from toque.gateway.requests import PreparedRequest, PreparedSequence, Usage
+from toque.text.reasoning import ReasoningParser
 from toque.text.stream import Piece, TextStream
+from toque.text.tools.base import HOLD, ParserOptions, ToolDelta
+from toque.text.tools.choose import tool_parser
 from toque.types import FinishReason, SequenceOutput, TokenLogprob
 
 if TYPE_CHECKING:
@@ -26,7 +37,7 @@ if TYPE_CHECKING:
     from toque.monitor.metering import Meter
 
 _ERRORS: dict[str, type[ToqueError]] = {
-    str(kind.code): kind for kind in (DeadlineError, ContextLengthError, ReplicaDiedError)
+    str(kind.code): kind for kind in (DeadlineError, ContextLengthError, GrammarError, ReplicaDiedError)
 }
 PROMPT_TAIL = 16  # prompt tokens that a detokenizer may need to place a space before the first new one
 
@@ -48,6 +59,16 @@ class ChoiceDelta:
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     finish_reason: FinishReason | None = None
+    reasoning: str = ""
+    calls: list[ToolDelta] = field(default_factory=list)
+    called: bool = False  # with the finish reason: the answer ended by calling tools
+
+    @property
+    def finish_word(self) -> str | None:
+        """The finish reason as clients know it: an answer that stopped after whole calls says "tool_calls"."""
+        if self.finish_reason is None:
+            return None
+        return "tool_calls" if self.called else self.finish_reason.value
 
 
 @dataclass(slots=True)
@@ -56,6 +77,7 @@ class Choice:
 
     sequence: PreparedSequence
     text: TextStream
+    reader: AnswerReader | None = None
     first_token_at: float = 0.0
     last_token_at: float = 0.0
     tokens: int = 0
@@ -66,6 +88,8 @@ class Choice:
         shown = output.tokens
         if output.stop_token is not None and shown and shown[-1] == output.stop_token:
             shown = shown[:-1]
+        if self.reader is not None:
+            return self._read(self.reader, shown, output)
         piece = self.text.push(shown)
         delta = ChoiceDelta(self.sequence.index, piece.text, prompt_logprobs=output.prompt_logprobs)
         if output.logprobs is not None:
@@ -79,6 +103,31 @@ class Choice:
             tail = self.text.finish()
             delta.text += tail.text
             delta.finish_reason = FinishReason.STOP if tail.stopped else output.finish_reason
+        return delta
+
+    def _read(self, reader: AnswerReader, shown: list[int], output: SequenceOutput) -> ChoiceDelta:
+        """As above, for an answer that may hold reasoning and tool calls: its tokens are read one by one."""
+        delta = ChoiceDelta(self.sequence.index, prompt_logprobs=output.prompt_logprobs)
+        parts = Parts()
+        for token in shown:
+            piece = self.text.push([token])
+            delta.pieces += piece.pieces
+            reader.push(piece.text, parts)
+            if piece.stopped or reader.over:
+                delta.finish_reason = FinishReason.STOP
+                break
+        if delta.finish_reason is None and output.finish_reason is not None:
+            tail = self.text.finish()
+            if tail.text:
+                reader.push(tail.text, parts)
+            delta.finish_reason = FinishReason.STOP if tail.stopped else output.finish_reason
+        if delta.finish_reason is not None:
+            self.done = True
+            reader.finish(parts)
+            delta.called = reader.called and delta.finish_reason is FinishReason.STOP
+        if output.logprobs is not None:
+            delta.logprobs = output.logprobs[: len(delta.pieces)]
+        delta.text, delta.reasoning, delta.calls = parts.content, parts.reasoning, parts.calls
         return delta
 
 
@@ -131,14 +180,28 @@ class Generation:
 
     def _choice(self, sequence: PreparedSequence) -> Choice:
         request = self.prepared.request
+        reader = self._reader(sequence)
         text = TextStream(
-            self.deployment.tokenizer,
+            self.deployment.tokenizer if reader is None else self.deployment.codec,
             stop=request.stop,
             include_stop=request.include_stop,
             skip_special=request.skip_special,
             prompt_tail=sequence.prompt[-PROMPT_TAIL:] if sequence.continues else (),
         )
-        return Choice(sequence, text)
+        return Choice(sequence, text, reader)
+
+    def _reader(self, sequence: PreparedSequence) -> AnswerReader | None:
+        """None for an answer that is only text."""
+        dialect, tools = self.prepared.dialect, self.prepared.request.tools
+        if sequence.thinks is None and not dialect:
+            return None
+        reasoning = None if sequence.thinks is None else ReasoningParser(opened=sequence.thinks)
+        if tools is None or not dialect:
+            return AnswerReader(reasoning, None)
+        options = ParserOptions(
+            names=tools.names, parallel=tools.parallel, hold=0 if self.prepared.enforced else HOLD
+        )
+        return AnswerReader(reasoning, tool_parser(dialect, options))
 
     async def _one(self, choice: Choice) -> AsyncGenerator[list[ChoiceDelta], None]:
         outputs = self._outputs(choice)
@@ -211,6 +274,9 @@ class Generation:
             choice.tokens += count
             self.usage.completion_tokens += count
         delta = choice.advance(output)
-        if delta.finish_reason is not None:
-            self.record.finished(delta.finish_reason.value)
+        if delta.finish_word is not None:
+            self.record.finished(delta.finish_word)
+            if choice.reader is not None:
+                self.usage.reasoning_tokens += choice.reader.reasoning_tokens
+                self.record.reasoned(choice.reader.reasoning_tokens)
         return delta

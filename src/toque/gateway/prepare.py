@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from toque.errors import ContextLengthError, RequestError, TemplateError
 from toque.gateway.deployment import Deployment
@@ -21,6 +21,9 @@ from toque.gateway.requests import (
     TextPrompt,
     TokenPrompt,
 )
+from toque.text.grammar.spec import GrammarKind, GrammarSpec, enforced_dialect
+from toque.text.reasoning import CLOSE, OPEN
+from toque.text.tools.prompt import told_in_words
 from toque.types import EngineRequest, SamplingParams
 
 # Below this a prompt is rendered and tokenized on the event loop: about 0.6 ms, where a thread costs 0.2 ms more.
@@ -37,6 +40,7 @@ class EncodedPrompt:
     text: str | None  # what `echo` gives back: the text that was sent; None for token ids
     continues: bool = True  # the answer goes on in the prompt's text: all but a new turn of a chat
     continued: str = ""  # the assistant text that the answer continues
+    raw: bool = True  # no conversation: what follows is not read for reasoning
 
 
 class TextPool:
@@ -61,6 +65,7 @@ async def prepare(request: GenerationRequest, deployment: Deployment, pool: Text
     encoded = [
         await pool.run(prompt_size(prompt), partial(encode, prompt, deployment)) for prompt in request.prompts
     ]
+    dialect, free_form = _tool_form(request, deployment)
     deadline = time.time() + (request.timeout_s or deployment.limits.request_timeout_s)
     sequences: list[PreparedSequence] = []
     for number, prompt in enumerate(encoded):
@@ -71,6 +76,8 @@ async def prepare(request: GenerationRequest, deployment: Deployment, pool: Text
             echo_text = deployment.tokenizer.decode(list(prompt.ids)) if prompt.text is None else prompt.text
             if isinstance(request.prompts[number], ChatPrompt):
                 echo_text = prompt.continued
+        thinks = _opens_thought(prompt) if deployment.thinks and not prompt.raw else None
+        grammar = None if free_form is None else _encoded(free_form, thinks)
         computes = limit > 0 or sampling.prompt_logprobs is not None
         for choice in range(request.n):
             index = number * request.n + choice
@@ -82,6 +89,7 @@ async def prepare(request: GenerationRequest, deployment: Deployment, pool: Text
                 cache_salt=request.cache_salt,
                 priority=request.priority,
                 deadline=deadline,
+                grammar=grammar,
             )
             sequences.append(
                 PreparedSequence(
@@ -92,9 +100,53 @@ async def prepare(request: GenerationRequest, deployment: Deployment, pool: Text
                     engine=engine if computes else None,
                     echo_text=echo_text,
                     continues=prompt.continues,
+                    thinks=thinks,
                 )
             )
-    return PreparedRequest(request, tuple(sequences), sum(len(prompt.ids) for prompt in encoded))
+    return PreparedRequest(
+        request, tuple(sequences), sum(len(prompt.ids) for prompt in encoded), dialect, free_form is not None
+    )
+
+
+def _tool_form(request: GenerationRequest, deployment: Deployment) -> tuple[str, GrammarSpec | None]:
+    """The dialect to read calls in ("": none will be read), and the grammar of the answer, if it has one."""
+    tools, grammar = request.tools, request.grammar
+    if tools is None:
+        return "", grammar
+    if not (tools.forced or tools.strict or grammar is not None):
+        return deployment.dialect, None
+    if grammar is None and not tools.forced and enforced_dialect(deployment.dialect) != deployment.dialect:
+        raise RequestError(
+            f"strict needs tool_choice required or a named function here: model {deployment.name} writes calls in"
+            f" the {deployment.dialect} dialect, which cannot be enforced inside free text",
+            param="tools",
+        )
+    spec = GrammarSpec.tools(
+        deployment.dialect,
+        tools.specs,
+        parallel=tools.parallel,
+        free=not tools.forced and grammar is None,
+        otherwise=grammar,
+    )
+    return enforced_dialect(deployment.dialect, otherwise=grammar is not None), spec
+
+
+def _opens_thought(prompt: EncodedPrompt) -> bool:
+    """Whether the answer begins inside the model's reasoning."""
+    if prompt.continues:
+        return prompt.continued.rfind(OPEN) > prompt.continued.rfind(CLOSE)
+    return prompt.text is not None and prompt.text.rstrip().endswith(OPEN)
+
+
+def _encoded(spec: GrammarSpec, thinks: bool | None) -> str:
+    if not thinks:
+        return spec.encode()
+    if spec.kind is GrammarKind.LARK:
+        raise RequestError(
+            "this model reasons before it answers, which a grammar of your own cannot follow: turn reasoning off",
+            param="structured_outputs.grammar",
+        )
+    return spec.after_thinking(CLOSE).encode()
 
 
 def encode(prompt: Prompt, deployment: Deployment) -> EncodedPrompt:
@@ -114,8 +166,9 @@ def tokenize(prompt: Prompt, deployment: Deployment) -> EncodedPrompt:
         # The template writes the beginning-of-text token itself when the model has one.
         ids = tokenizer.encode(text, add_special=False)
         if not prompt.continue_final_message:
-            return EncodedPrompt(tuple(ids), text, continues=False)
-        return EncodedPrompt(tuple(ids), text, continued=str(prompt.messages[-1].get("content") or ""))
+            return EncodedPrompt(tuple(ids), text, continues=False, raw=False)
+        continued = str(prompt.messages[-1].get("content") or "")
+        return EncodedPrompt(tuple(ids), text, continued=continued, raw=False)
     if isinstance(prompt, TextPrompt):
         _refuse_hopeless(prompt.text, deployment)
         doubled = bool(
@@ -133,9 +186,13 @@ def render(prompt: ChatPrompt, deployment: Deployment) -> str:
             param="messages",
             code="no_chat_template",
         )
+    messages: Sequence[Mapping[str, Any]] = list(prompt.messages)
+    tools = list(prompt.tools) or None
+    if tools and not deployment.knows_tools:
+        messages, tools = told_in_words(messages, tools, deployment.dialect), None
     return deployment.template.render(
-        list(prompt.messages),
-        tools=None,
+        messages,
+        tools=tools,
         add_generation_prompt=prompt.add_generation_prompt,
         continue_final_message=prompt.continue_final_message,
         extra=dict(prompt.template_extra),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from toque.text.grammar.spec import GrammarSpec, ToolSpec
 from toque.types import EngineRequest, SamplingParams
 
 MAX_STOP = 16
@@ -21,6 +22,7 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_extra: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,21 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The functions an answer may call. ``definitions`` are what the template gets, ``specs`` those that may be called.
+
+    ``forced``: it must call one, and nothing else. ``strict``: some call's arguments must match its schema.
+    """
+
+    definitions: tuple[Mapping[str, Any], ...]
+    specs: tuple[ToolSpec, ...]
+    names: frozenset[str]
+    forced: bool
+    strict: bool
+    parallel: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +80,8 @@ class GenerationRequest:
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0
+    grammar: GrammarSpec | None = None
+    tools: ToolUse | None = None
 
     @property
     def choices(self) -> int:
@@ -84,6 +103,7 @@ class PreparedSequence:
     engine: EngineRequest | None
     echo_text: str = ""
     continues: bool = False
+    thinks: bool | None = None  # None: the model does not reason; True: the prompt has opened its reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +111,8 @@ class PreparedRequest:
     request: GenerationRequest
     sequences: tuple[PreparedSequence, ...]
     prompt_tokens: int  # each prompt counted once, however many choices answer it
+    dialect: str = ""  # in which tool calls are read; "": they are not
+    enforced: bool = False  # the answer follows a grammar
 
 
 @dataclass(slots=True)
@@ -100,3 +122,4 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0  # a part of completion_tokens

@@ -51,9 +51,50 @@ class StreamOptions(Struct):
     include_obfuscation: Annotated[bool | None, ignored("Chunks are never padded.")] = None
 
 
+class JsonSchemaFormat(Struct):
+    name: Annotated[str, honoured("Only for people.")] = ""
+    description: Annotated[str | None, honoured("Only for people.")] = None
+    schema: Annotated[
+        dict[str, Any] | None,
+        honoured("A JSON schema; a keyword that cannot be enforced is refused by name."),
+    ] = None
+    strict: Annotated[bool | None, honoured("Schemas are always enforced.")] = None
+
+
 class ResponseFormat(Struct):
-    type: Annotated[str, honoured()]
-    json_schema: Annotated[Raw, honoured()] = OPTIONAL
+    type: Annotated[str, honoured("`text`, `json_object` or `json_schema`.")]
+    json_schema: Annotated[JsonSchemaFormat | None, honoured("With type `json_schema`.")] = None
+
+
+class StructuredOutputs(Struct):
+    """Exactly one of these says what the answer must match."""
+
+    json: Annotated[dict[str, Any] | str | None, honoured("A JSON schema, also as text.")] = None
+    regex: Annotated[str | None, honoured("The whole answer must match it.")] = None
+    choice: Annotated[list[str] | None, honoured("The answer is one of up to 1,000 texts.")] = None
+    grammar: Annotated[str | None, honoured("A grammar in Lark's notation.")] = None
+    json_object: Annotated[bool | None, honoured("Any JSON object.")] = None
+
+
+class FunctionDefinition(Struct):
+    name: Annotated[str, honoured("1 to 64 letters, digits, `_`, `-` and `.`.")]
+    description: Annotated[str | None, honoured("Given to the chat template.")] = None
+    parameters: Annotated[dict[str, Any] | None, honoured("A JSON schema of type object.")] = None
+    strict: Annotated[bool | None, honoured("Arguments must match the schema, by grammar.")] = None
+
+
+class Tool(Struct):
+    type: Annotated[str, honoured("`function`.")]
+    function: Annotated[FunctionDefinition, honoured()]
+
+
+class NamedFunction(Struct):
+    name: Annotated[str, honoured()]
+
+
+class NamedToolChoice(Struct):
+    type: Annotated[str, honoured("`function`.")]
+    function: Annotated[NamedFunction | None, honoured()] = None
 
 
 class SamplingFields(Struct, kw_only=True):
@@ -99,9 +140,13 @@ class SamplingFields(Struct, kw_only=True):
         float | None,
         honoured("Seconds until the request ends in 504; also the header `x-request-timeout`."),
     ] = None
-    response_format: Annotated[ResponseFormat | None, honoured("`text` only so far.")] = None
+    response_format: Annotated[
+        ResponseFormat | None, honoured("The answer is JSON, of a schema if one is given.")
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, honoured("The answer matches a schema, regex, choice or grammar.")
+    ] = None
     # Raw: looked at only to be refused or ignored, so nothing is built from them.
-    structured_outputs: Annotated[Raw, refused("not yet")] = OPTIONAL
     guided_json: Annotated[Raw, refused("use response_format or structured_outputs")] = OPTIONAL
     guided_regex: Annotated[Raw, refused("use structured_outputs")] = OPTIONAL
     guided_choice: Annotated[Raw, refused("use structured_outputs")] = OPTIONAL
@@ -131,9 +176,12 @@ class ChatCompletionBody(SamplingFields, kw_only=True):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, honoured("Variables for the chat template; up to 64.")
     ] = None
-    tools: Annotated[Raw, refused("not yet")] = OPTIONAL
-    tool_choice: Annotated[Raw, refused("not yet")] = OPTIONAL
-    parallel_tool_calls: Annotated[Raw, ignored("There are no tool calls yet.")] = OPTIONAL
+    tools: Annotated[list[Tool] | None, honoured("Up to 128 functions.")] = None
+    tool_choice: Annotated[
+        str | NamedToolChoice | None,
+        honoured("`none`, `auto`, `required`, or a function; the last two are enforced by grammar."),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, honoured("false: at most one call.")] = None
     functions: Annotated[Raw, refused("its successor is tools")] = OPTIONAL
     function_call: Annotated[Raw, refused("its successor is tool_choice")] = OPTIONAL
     modalities: Annotated[list[str] | None, honoured('`["text"]` is the only one.')] = None

@@ -19,10 +19,19 @@ from toque.gateway.http.metered import metered
 from toque.gateway.prepare import prepare, prompt_size
 from toque.gateway.requests import GenerationRequest, PreparedRequest, Usage
 from toque.text.stream import Piece
-from toque.types import FinishReason, TokenLogprob
+from toque.types import TokenLogprob
 
 # A client that hears nothing for long gives up, so a request that waits for its turn says so from time to time.
 KEEP_ALIVE_S = 10.0
+
+
+@dataclass(slots=True)
+class FoldedCall:
+    """The whole of one tool call."""
+
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -34,7 +43,9 @@ class FoldedChoice:
     pieces: list[Piece] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[FoldedCall] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -47,8 +58,14 @@ class FoldedChoice:
             self.logprobs += delta.logprobs
         if delta.prompt_logprobs:
             self.prompt_logprobs += delta.prompt_logprobs
-        if delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
+        if delta.finish_word is not None:
+            self.finish_reason = delta.finish_word
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
+        for call in delta.calls:
+            if call.name is not None:
+                self.calls.append(FoldedCall(call.id or "", call.name))
+            self.calls[call.index].arguments.append(call.arguments)
 
 
 class AnswerFormat(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from toque.gateway.http.openai_types import (
     Message,
     SamplingFields,
 )
+from toque.gateway.http.structure import grammar_of, tool_use
 from toque.gateway.requests import (
     MAX_BAD_WORDS,
     MAX_STOP,
@@ -59,11 +60,14 @@ def chat_request(
             raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.logprobs:
         logprobs = body.top_logprobs or 0
+    common = _common(body, 1, max_choices)
+    tools = tool_use(body, common["grammar"])
     prompt = chat_prompt(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message or False,
         template_extra=body.chat_template_kwargs or {},
+        tools=() if tools is None else tools.definitions,
     )
     return GenerationRequest(
         request_id=request_id,
@@ -72,7 +76,8 @@ def chat_request(
         sampling=_sampling(body, limit, logprobs, None),
         echo=(body.echo or False) and prompt.continue_final_message,
         tenant=tenant,
-        **_common(body, 1, max_choices),
+        tools=tools,
+        **common,
     )
 
 
@@ -135,6 +140,7 @@ def chat_prompt(
     add_generation_prompt: bool | None,
     continue_final_message: bool,
     template_extra: dict[str, Any] | None = None,
+    tools: tuple[Mapping[str, Any], ...] = (),
 ) -> ChatPrompt:
     if not messages:
         raise RequestError("messages must hold at least one message", param="messages")
@@ -159,6 +165,8 @@ def chat_prompt(
             param="chat_template_kwargs",
         )
     check_depth(extra, "chat_template_kwargs")
+    for i, tool in enumerate(tools):
+        check_depth(tool, f"tools[{i}]")
     return ChatPrompt(
         messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages)),
         add_generation_prompt=not continue_final_message
@@ -166,6 +174,7 @@ def chat_prompt(
         else add_generation_prompt,
         continue_final_message=continue_final_message,
         template_extra=extra,
+        tools=tools,
     )
 
 
@@ -272,11 +281,6 @@ def _sampling(
 
 def _common(body: SamplingFields, prompts: int, max_choices: int) -> dict[str, Any]:
     refuse_declared(body)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise RequestError(
-            f"response_format of type {brief(body.response_format.type)} is not supported yet: only text is",
-            param="response_format",
-        )
     n = 1 if body.n is None else body.n
     if not 1 <= n * prompts <= max_choices or n < 1:
         most = max(1, max_choices // prompts)
@@ -311,6 +315,7 @@ def _common(body: SamplingFields, prompts: int, max_choices: int) -> dict[str, A
         "timeout_s": body.timeout,
         "cache_salt": body.cache_salt or "",
         "priority": body.priority or 0,
+        "grammar": grammar_of(body),
     }
 
 

@@ -1,0 +1,158 @@
+"""What a request says about the form of its answer: response_format, structured_outputs, tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from toque.errors import RequestError
+from toque.gateway.http.openai_types import ChatCompletionBody, NamedToolChoice, SamplingFields, Tool
+from toque.gateway.requests import ToolUse
+from toque.text.grammar.schema import checked_schema
+from toque.text.grammar.spec import MAX_TOOLS, GrammarKind, GrammarSpec, ToolSpec
+
+_NAME = 64  # characters of a function's name
+
+
+def grammar_of(body: SamplingFields) -> GrammarSpec | None:
+    """The grammar of the answer; None where any text will do."""
+    wanted, outputs = body.response_format, body.structured_outputs
+    if wanted is not None and wanted.type != "text" and outputs is not None:
+        raise RequestError(
+            "response_format and structured_outputs exclude each other", param="structured_outputs"
+        )
+    if outputs is not None:
+        return _structured(body)
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return GrammarSpec.json_object()
+    if wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise RequestError(
+                "response_format of type json_schema needs a json_schema", param="response_format.json_schema"
+            )
+        schema = wanted.json_schema.schema
+        if schema is None:
+            raise RequestError("json_schema needs a schema", param="response_format.json_schema.schema")
+        return GrammarSpec.json_schema(schema)
+    raise RequestError(
+        f"response_format.type must be text, json_object or json_schema, got {wanted.type[:40]!r}",
+        param="response_format",
+    )
+
+
+def _structured(body: SamplingFields) -> GrammarSpec:
+    outputs = body.structured_outputs
+    assert outputs is not None
+    names = ("json", "regex", "choice", "grammar", "json_object")
+    given = [name for name in names if getattr(outputs, name) not in (None, False)]
+    if len(given) != 1:
+        raise RequestError(
+            f"structured_outputs takes exactly one of {', '.join(names)}, got {', '.join(given) or 'none'}",
+            param="structured_outputs",
+        )
+    if outputs.regex is not None:
+        return GrammarSpec.regex(outputs.regex)
+    if outputs.choice is not None:
+        return GrammarSpec.choice(outputs.choice)
+    if outputs.grammar is not None:
+        return GrammarSpec.lark(outputs.grammar)
+    if outputs.json is None:
+        return GrammarSpec.json_object()
+    schema: Any = outputs.json
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except (msgspec.DecodeError, RecursionError):
+            raise RequestError(
+                "structured_outputs.json must be a JSON schema, as an object or as text",
+                param="structured_outputs.json",
+            ) from None
+    return GrammarSpec.json_schema(schema, param="structured_outputs.json")
+
+
+def tool_use(body: ChatCompletionBody, grammar: GrammarSpec | None) -> ToolUse | None:
+    """The functions that the answer may call; None where it may call none."""
+    tools = body.tools or []
+    choice = body.tool_choice
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools takes at most {MAX_TOOLS}, got {len(tools)}", param="tools")
+    names = [_name(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    if len(set(names)) < len(names):
+        raise RequestError("tools must have different names", param="tools")
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise RequestError(
+            f"tool_choice must be none, auto, required or a function, got {choice[:40]!r}",
+            param="tool_choice",
+        )
+    named = _named(choice, names) if isinstance(choice, NamedToolChoice) else None
+    if choice == "required" and not tools:
+        raise RequestError("tool_choice required needs tools", param="tool_choice")
+    if not tools or choice == "none":
+        return None
+    forced = choice == "required" or named is not None
+    if grammar is not None:
+        if grammar.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+            raise RequestError(
+                "structured_outputs other than JSON cannot be combined with tools", param="structured_outputs"
+            )
+        if forced:
+            raise RequestError(
+                "response_format says what an answer without a call looks like, but tool_choice demands a call",
+                param="response_format",
+            )
+    specs = []
+    for i, tool in enumerate(tools):
+        if named is not None and tool.function.name != named:
+            continue
+        enforced = forced or tool.function.strict or False
+        where = f"tools[{i}].function.parameters"
+        parameters = checked_schema(tool.function.parameters or {}, param=where) if enforced else {}
+        if parameters.get("type", "object") != "object":
+            raise RequestError(f"{where}: type must be object", param=where)
+        specs.append(ToolSpec(tool.function.name, parameters))
+    return ToolUse(
+        definitions=tuple(_definition(tool) for tool in tools),
+        specs=tuple(specs),
+        names=frozenset(names),
+        forced=forced,
+        strict=any(tool.function.strict for tool in tools),
+        parallel=body.parallel_tool_calls is not False and named is None,
+    )
+
+
+def _name(tool: Tool, where: str) -> str:
+    if tool.type != "function":
+        raise RequestError(f"{where}.type must be function, got {tool.type[:40]!r}", param=f"{where}.type")
+    name = tool.function.name
+    plain = name.replace("_", "").replace("-", "").replace(".", "")
+    if not (plain.isascii() and plain.isalnum() and len(name) <= _NAME):
+        raise RequestError(
+            f"{where}.function.name must have 1 to {_NAME} letters, digits, _, - and ., got {name[:40]!r}",
+            param=f"{where}.function.name",
+        )
+    return name
+
+
+def _named(choice: NamedToolChoice, names: list[str]) -> str:
+    if choice.type != "function" or choice.function is None:
+        raise RequestError(
+            f"tool_choice as an object must be of type function, got {choice.type[:40]!r}",
+            param="tool_choice",
+        )
+    if choice.function.name not in names:
+        raise RequestError(
+            f"tool_choice names {choice.function.name[:64]!r}, which is not among tools", param="tool_choice"
+        )
+    return choice.function.name
+
+
+def _definition(tool: Tool) -> dict[str, Any]:
+    """As chat templates know it."""
+    function: dict[str, Any] = {"name": tool.function.name}
+    if tool.function.description is not None:
+        function["description"] = tool.function.description
+    function["parameters"] = tool.function.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
