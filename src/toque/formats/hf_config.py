@@ -12,7 +12,7 @@ from toque.formats.fields import FILE, Fields, shown
 from toque.formats.layout import ARCHITECTURES, check_architecture, check_config
 from toque.types import ModelConfig, RopeScaling
 
-_MODEL_TYPES: Mapping[str, str] = {name: name for name in ARCHITECTURES if name != "gemma3"} | {
+MODEL_TYPES: Mapping[str, str] = {name: name for name in ARCHITECTURES if name != "gemma3"} | {
     "mistral": "llama",  # the same architecture; its window is a number like any other
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
@@ -56,7 +56,7 @@ def model_config(values: Mapping[str, Any], architectures: Collection[str] | Non
     """The ModelConfig of a parsed config.json. Raises FormatError naming the key, or UnsupportedModelError."""
     fields = Fields(values)
     model_type = fields.text("model_type")
-    architecture = _MODEL_TYPES.get(model_type, model_type)
+    architecture = MODEL_TYPES.get(model_type, model_type)
     check_architecture(architecture, FILE)
     if architectures is not None and architecture not in architectures:
         raise UnsupportedModelError(

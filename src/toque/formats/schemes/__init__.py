@@ -12,7 +12,7 @@ from toque.formats.schemes.compressed import CompressedTensors
 from toque.formats.schemes.fp8 import FP8
 from toque.formats.schemes.gptq import GPTQ
 
-__all__ = ["METHODS", "Layer", "Matrix", "Scheme", "read_scheme"]
+__all__ = ["LAYOUTS", "METHODS", "Layer", "Matrix", "Scheme", "read_scheme"]
 
 METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
     "awq": AWQ.read,
@@ -20,6 +20,21 @@ METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
     "fp8": FP8.read,
     "gptq": GPTQ.read,
 }
+
+LAYOUTS: tuple[tuple[str, str, str], ...] = (
+    ("gptq", "4 bit, symmetric (`sym`), groups of a multiple of 32 or whole columns", "Q4_0"),
+    ("gptq", "4 bit, with zero points", "Q4_1"),
+    ("gptq", "8 bit, symmetric", "Q8_0"),
+    ("gptq", "8 bit with zero points, act-order (`desc_act`), other group sizes", "F16"),
+    ("awq", "4 bit, `gemm` layout", "Q4_1"),
+    ("compressed-tensors", "W4A16 symmetric, by group or channel", "Q4_0"),
+    ("compressed-tensors", "W4A16 with zero points", "Q4_1"),
+    ("compressed-tensors", "W8A8 and W8A16, symmetric, by channel, group or tensor", "Q8_0"),
+    ("compressed-tensors", "8 bit with zero points, act-order groups", "F16"),
+    ("compressed-tensors", "FP8 e4m3, scales by tensor, channel or block", "F16"),
+    ("fp8", "e4m3, scales by tensor or block (`weight_block_size`)", "F16"),
+)
+"""For people: quant_method, what a layer may be, the GGML type that it becomes."""
 
 
 def read_scheme(config: Fields) -> Scheme | None:
