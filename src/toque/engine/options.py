@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from toque.errors import ConfigError
+
+_TENANT = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class EngineOptions:
                 weight = float(text)
             except ValueError:
                 weight = 0.0
-            if not tenant.strip() or not 0.001 <= weight <= 1000:
+            if not _TENANT.fullmatch(tenant.strip()) or not 0.001 <= weight <= 1000:
                 raise ConfigError(
                     f"tenant_weights is a list like 'a=2,b=0.5' with weights from 0.001 to 1000, got {part[:60]!r}",
                     param="tenant_weights",

@@ -28,11 +28,13 @@ class Tenant:
 class FairQueue:
     """Waiting sequences in the order: priority (low first), tenant served least, arrival.
 
-    A tenant that was away starts at the account of the least served tenant that is active: it is not owed the
-    time it did not ask for. Adding and removing are O(1); finding the next is linear in the waiting tenants.
+    A tenant that was away starts at the account of the least served tenant that is active, less ``credit`` tokens:
+    it is not owed the time it did not ask for, but what it asks now and then comes before what others ask all the
+    time. Adding and removing are O(1); finding the next is linear in the waiting tenants.
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, credit: float = 0.0) -> None:
+        self._credit = credit
         self._weights = dict(weights or {})
         self._levels: dict[int, dict[str, OrderedDict[int, Sequence]]] = {}
         self._tenants: dict[str, Tenant] = {}
@@ -56,7 +58,7 @@ class FairQueue:
         if tenant.live == 0:
             others = [other.served for other in self._tenants.values() if other.live]
             if others:
-                tenant.served = max(tenant.served, min(others))
+                tenant.served = max(tenant.served, min(others) - self._credit * tenant.per_token)
             self._active += 1
         tenant.live += 1
         return tenant

@@ -14,6 +14,7 @@ to zero) are all that one rule.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -74,7 +75,7 @@ class Scheduler:
         # Each running sequence needs at least one token of the budget and one row of logits.
         self.max_rows = max_rows if max_rows is not None else max_sequences
         self.max_sequences = min(max_sequences, budget.max_tokens, self.max_rows)
-        self.waiting = FairQueue(weights)
+        self.waiting = FairQueue(weights, credit=budget.max_tokens)
         self.running: list[Sequence] = []  # in order of (priority, arrival)
         self._slots = list(range(self.max_sequences - 1, -1, -1))
         self._filling: dict[bytes, Sequence] = {}  # prefix blocks that are being computed, and by whom
@@ -187,9 +188,12 @@ class Scheduler:
 
     def _plan_prefill(self, plan: StepPlan, behind: list[Sequence]) -> None:
         """Hand out the rest of the budget in the order of priority, fair share, arrival."""
-        if not self._slots and len(self.waiting) and self.waiting.best_priority() < self.running[-1].priority:
+        if not self._slots and len(self.waiting):
             # Every place is taken, perhaps every row and token of the step too: the most important goes first.
-            self._push_out(self.running[-1], plan, behind)
+            if self.waiting.best_priority() < self.running[-1].priority:
+                self._push_out(self.running[-1], plan, behind)
+            elif (first := self.waiting.first()) is not None and (surplus := self._surplus(first)):
+                self._push_out(surplus[0], plan, behind)
         budget = self.budget.prefill_tokens(len(plan.decodes))
         rows = self.max_rows - len(plan.decodes)
         skipped: list[Sequence] = []
@@ -248,7 +252,7 @@ class Scheduler:
         return sequence.names[:limit]
 
     def _admit(self, sequence: Sequence, plan: StepPlan, behind: list[Sequence]) -> bool:
-        """Give it a slot and blocks for all its known tokens, preempting strictly less important ones if need be."""
+        """Give it a slot and blocks for all its known tokens, preempting less important or surplus ones if need be."""
         kv = self.kv
         if not self._slots and self.running[-1].priority <= sequence.priority:
             return False
@@ -282,8 +286,10 @@ class Scheduler:
         return True
 
     def _make_room(self, sequence: Sequence, needed: int, plan: StepPlan, behind: list[Sequence]) -> bool:
-        """Preempt the last in line if it matters less than ``sequence`` and all such ones together free enough."""
+        """Preempt one that matters less than ``sequence``, or is its tenant's surplus, if all such free enough."""
         lesser = [other for other in self.running if other.priority > sequence.priority]
+        if not lesser:
+            lesser = self._surplus(sequence)[::-1]
         planned = {chunk[0] for chunk in plan.chunks}
         if not lesser or any(other in planned for other in lesser):
             return False
@@ -291,6 +297,27 @@ class Scheduler:
             return False
         self._push_out(lesser[-1], plan, behind)
         return True
+
+    def _surplus(self, sequence: Sequence) -> list[Sequence]:
+        """What other tenants run beyond their share while ``sequence`` waits, the first to preempt first.
+
+        A tenant gives a place to another that, even with it, runs no more for its weight. So no place ever goes back
+        and forth, and who comes to an engine that one tenant has filled does not wait for an answer to end.
+        """
+        if not self.waiting.contended:
+            return []
+        tenant = sequence.tenant
+        running = Counter(other.tenant for other in self.running)
+        share = (running[tenant] + 1) * tenant.per_token
+        surplus = []
+        for other in reversed(self.running):
+            owner = other.tenant
+            if owner is tenant or other.priority < sequence.priority:
+                continue
+            if (running[owner] - 1) * owner.per_token >= share:
+                running[owner] -= 1
+                surplus.append(other)
+        return surplus
 
     def _push_out(self, victim: Sequence, plan: StepPlan, behind: list[Sequence]) -> None:
         """Preempt a sequence that may already have its place in this step's decodes."""
