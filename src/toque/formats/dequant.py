@@ -128,13 +128,18 @@ def _q2_k(b: Bytes) -> Float32:
     return (scale[:, :, None] * q.astype(np.float32) - low[:, :, None]).reshape(-1, 256)
 
 
-def _q3_k(b: Bytes) -> Float32:
+def q3_k_parts(b: Bytes) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
+    """Q3_K blocks → codes -4..3 (n, 256) and scales -32..31 (n, 16); the block's own scale is its last two bytes."""
     # The mask holds the third bit inverted: where it is clear, 4 is subtracted.
     q = _crumbs(b[:, 32:96]).astype(np.int8) - ((_bit_planes(b[:, :32]) ^ 1) << 2).astype(np.int8)
     low = _nibbles(b[:, 96:104])
     high = (b[:, None, 104:108] >> np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]) & 3
-    scales = (low | (high.reshape(-1, 16) << 4)).astype(np.float32) - np.float32(32)
-    scale = _f16(b[:, 108:110]) * scales
+    return q, (low | (high.reshape(-1, 16) << 4)).astype(np.int8) - np.int8(32)
+
+
+def _q3_k(b: Bytes) -> Float32:
+    q, scales = q3_k_parts(b)
+    scale = _f16(b[:, 108:110]) * scales.astype(np.float32)
     return (scale[:, :, None] * q.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
 
 
@@ -173,24 +178,42 @@ def _q6_k(b: Bytes) -> Float32:
     return (scale[:, :, None] * q.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
 
 
+def iq4_nl_parts(b: Bytes) -> tuple[Float32, Float32]:
+    """IQ4_NL blocks → whole-numbered values (n, 32) and scales (n, 1)."""
+    return _IQ4_VALUES[_nibbles(b[:, 2:])], _f16(b[:, :2])
+
+
 def _iq4_nl(b: Bytes) -> Float32:
-    return _f16(b[:, :2]) * _IQ4_VALUES[_nibbles(b[:, 2:])]
+    values, scale = iq4_nl_parts(b)
+    return scale * values
 
 
-def _iq4_xs(b: Bytes) -> Float32:
+def iq4_xs_parts(b: Bytes) -> tuple[Float32, Float32]:
+    """IQ4_XS blocks → whole-numbered values (n, 8, 32) and scales (n, 8, 1)."""
     low = (b[:, 4:8, None] >> np.array([0, 4], dtype=np.uint8)) & 0x0F
     high = (np.ascontiguousarray(b[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
     scales = (low.reshape(-1, 8) | (high.astype(np.uint8) << 4)).astype(np.float32) - np.float32(32)
     scale = _f16(b[:, :2]) * scales
     q = _nibbles(b[:, 8:136].reshape(-1, 16)).reshape(-1, 8, 32)
-    return (scale[:, :, None] * _IQ4_VALUES[q]).reshape(-1, 256)
+    return _IQ4_VALUES[q], scale[:, :, None]
 
 
-def _mxfp4(b: Bytes) -> Float32:
+def _iq4_xs(b: Bytes) -> Float32:
+    values, scale = iq4_xs_parts(b)
+    return (scale * values).reshape(-1, 256)
+
+
+def mxfp4_parts(b: Bytes) -> tuple[Float32, Float32]:
+    """MXFP4 blocks → whole-numbered values (n, 32) and scales (n, 1)."""
     # The scale byte is an exponent: 2^(e - 127), halved; the two smallest are float32 subnormals.
     exponent = b[:, :1].astype(np.uint32)
     bits = np.where(exponent < 2, np.uint32(0x00200000) << exponent, (exponent - 1) << 23)
-    return bits.astype(np.uint32).view(np.float32) * _MXFP4_VALUES[_nibbles(b[:, 1:])]
+    return _MXFP4_VALUES[_nibbles(b[:, 1:])], bits.astype(np.uint32).view(np.float32)
+
+
+def _mxfp4(b: Bytes) -> Float32:
+    values, scale = mxfp4_parts(b)
+    return scale * values
 
 
 _EXPAND: dict[str, Callable[[Bytes], Float32]] = {

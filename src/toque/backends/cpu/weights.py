@@ -12,6 +12,7 @@ from toque.backends.base import Float32
 from toque.errors import UnsupportedModelError
 from toque.formats.checkpoint import TensorData
 from toque.formats.dequant import dequantize
+from toque.formats.transcode import transcoded
 
 
 class PackedWeights:
@@ -23,7 +24,7 @@ class PackedWeights:
 
     def __init__(self, tensors: Mapping[str, TensorData], matrices: Collection[str], threads: int) -> None:
         self._tensors = tensors
-        parts = {name: _matrices(tensors[name]) for name in dict.fromkeys(matrices)}
+        parts = {name: _matrices(transcoded(tensors[name])) for name in dict.fromkeys(matrices)}
         sizes = [self._packed_size(part) for tensor in parts.values() for part in tensor]
         self.arena = _native.Arena(sum(sizes) + 64 * len(sizes))
         self._packed = {

@@ -1,0 +1,79 @@
+"""Types without kernels of their own, in types that have them: the same weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from toque import _native
+from toque.backends.cpu.weights import PackedWeights
+from toque.errors import FormatError
+from toque.formats import dequantize
+from toque.formats.blocks import BY_NAME, RUNNABLE
+from toque.formats.checkpoint import TensorData
+from toque.formats.transcode import transcoded
+
+
+def random_tensor(kind: str, rows: int = 13, n_blocks: int = 3) -> TensorData:
+    """Random codes and scales of the sizes that real files have."""
+    random = np.random.default_rng(len(kind))
+    block = BY_NAME[kind]
+    raw = random.integers(0, 256, (rows, n_blocks, block.nbytes), np.uint8)
+    scales = random.uniform(1e-4, 1e-2, (rows, n_blocks, 2)).astype("<f2")
+    if kind == "MXFP4":
+        raw[:, :, 0] = random.integers(110, 126, (rows, n_blocks))
+    elif kind in ("IQ4_NL", "IQ4_XS"):
+        raw[:, :, :2] = scales[:, :, :1].view(np.uint8)
+    elif kind == "Q3_K":
+        raw[:, :, 108:110] = scales[:, :, :1].view(np.uint8)
+    else:
+        raw[:, :, 80:84] = scales.view(np.uint8)
+    return TensorData("blk.0.ffn_up.weight", kind, (rows, n_blocks * block.elements), raw.reshape(rows, -1))
+
+
+@pytest.mark.parametrize("kind", ["IQ4_NL", "MXFP4", "Q3_K"])
+def test_what_is_exact_is_exact(kind: str) -> None:
+    tensor = random_tensor(kind)
+    np.testing.assert_array_equal(dequantize(transcoded(tensor)), dequantize(tensor))
+
+
+@pytest.mark.parametrize("kind", ["IQ4_XS", "Q2_K"])
+def test_what_is_rounded_is_rounded_once(kind: str) -> None:
+    tensor = random_tensor(kind)
+    np.testing.assert_allclose(dequantize(transcoded(tensor)), dequantize(tensor), rtol=2**-11, atol=2**-25)
+
+
+def test_the_cpu_backend_packs_everything_that_is_left() -> None:
+    for kind in RUNNABLE:
+        tensor = random_tensor(kind) if kind in ("IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K") else None
+        dtype = kind if tensor is None else transcoded(tensor).dtype
+        assert _native.packed_size(dtype, 16, 256) > 0
+
+
+@pytest.mark.parametrize("kind", ["IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K"])
+def test_the_cpu_backend_multiplies_what_the_reference_does(kind: str) -> None:
+    """Against the float product, with the rounding of activations to 8 bits."""
+    tensor = random_tensor(kind, rows=32)
+    table = PackedWeights({"w": tensor}, ["w"], 1)
+    x = np.random.default_rng(1).normal(0, 1, (5, tensor.shape[1])).astype(np.float32)
+    got = _native.linear(_native.resolve_isa(""), table.matrix("w"), x)
+    wanted = x @ dequantize(tensor).T
+    assert np.linalg.norm(got - wanted) < 0.02 * np.linalg.norm(wanted)
+
+
+def test_rows_come_in_the_order_they_had() -> None:
+    tensor = random_tensor("IQ4_NL")
+    order = np.random.default_rng(0).permutation(13)
+    shuffled = TensorData(tensor.name, tensor.dtype, tensor.shape, tensor.raw, row_order=order)
+    np.testing.assert_array_equal(dequantize(transcoded(shuffled)), dequantize(tensor)[order])
+    np.testing.assert_array_equal(
+        np.asarray(transcoded(tensor).raw[4:9]), np.asarray(transcoded(tensor).raw)[4:9]
+    )
+
+
+def test_a_scale_beyond_float16_is_refused() -> None:
+    tensor = random_tensor("MXFP4")
+    raw = np.array(tensor.raw)
+    raw[3, 0] = 200
+    with pytest.raises(FormatError, match=r"ffn_up\.weight: holds values beyond"):
+        dequantize(transcoded(TensorData(tensor.name, tensor.dtype, tensor.shape, raw)))
