@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -66,3 +67,36 @@ def test_the_refusal_says_what_is_full_and_when_to_come_back() -> None:
 )
 def test_retry_after_is_between_a_second_and_a_minute(tokens: int, speed: float, seconds: float) -> None:
     assert retry_after(tokens, speed) == seconds
+
+
+def test_a_flood_shuts_out_only_itself() -> None:
+    admission = Admission(max_requests=8, max_tokens=800)
+    flood = [admission.enter(1, 10, EngineStats(), "flood") for _ in range(8)]
+    with pytest.raises(QueueFullError):
+        admission.enter(1, 10, EngineStats(), "flood")
+    others = [admission.enter(1, 10, EngineStats(), "b") for _ in range(4)]
+    with pytest.raises(QueueFullError):
+        admission.enter(1, 10, EngineStats(), "b")  # half of the queue is its part
+    with pytest.raises(QueueFullError):
+        admission.enter(1, 1000, EngineStats(), "c")
+    others += [admission.enter(1, 10, EngineStats(), "c") for _ in range(2)]
+    for ticket in flood:
+        ticket.release()
+    flood = [admission.enter(1, 10, EngineStats(), "flood") for _ in range(2)]
+    with pytest.raises(QueueFullError):
+        admission.enter(1, 10, EngineStats(), "b")
+    for ticket in [*flood, *others]:
+        ticket.started(10)
+    assert (admission.requests, admission.tokens) == (0, 0)
+    assert not admission._held
+
+
+def test_many_tenants_cannot_make_the_queue_endless() -> None:
+    admission = Admission(max_requests=10, max_tokens=10_000)
+    let_in = 0
+    for number in range(100):
+        with contextlib.suppress(QueueFullError):
+            admission.enter(1, 1, EngineStats(), f"t{number}")
+            let_in += 1
+    assert 10 <= let_in <= 20
+    assert admission.requests == let_in

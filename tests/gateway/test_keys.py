@@ -7,8 +7,10 @@ import json
 import multiprocessing
 import os
 import stat
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -19,6 +21,8 @@ from toque.gateway.auth import RELOAD_S, KeyRing
 from toque.gateway.key_file import KeyFile
 from toque.gateway.quota import Allowance
 from toque.gateway.serve import has_keys, with_keys_file
+from toque.routing.fake import Script
+from toque.types import EngineRequest
 
 from .world import Plan, spoken, world
 
@@ -265,3 +269,28 @@ async def test_the_server_s_own_bounds_hold_without_keys() -> None:
         assert (await w.chat()).status_code == 200
         assert (await w.chat()).status_code == 429
         assert json.loads((await w.chat()).content)["error"]["param"] is None
+
+
+async def test_a_flooding_tenant_fills_its_own_part_of_the_queue_only(keys: KeyFile) -> None:
+    _, flood = keys.create("flood")
+    _, other = keys.create("other")
+    flags = {"auth.keys_file": str(keys.path), "limits.max_queued_requests": 4}
+
+    def script(request: EngineRequest) -> Script:
+        return spoken("ok", first_delay_s=1.0 if request.tenant == "flood" else 0.0)
+
+    async with world(Plan(flags=flags, script=script)) as w:
+        body = {"model": "parrot", "prompt": "x"}
+
+        def ask(key: str) -> asyncio.Task[httpx.Response]:
+            return asyncio.create_task(w.client.post("/v1/completions", json=body, headers=bearer(key)))
+
+        many = [ask(flood) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        started = time.perf_counter()
+        answers = [await ask(other) for _ in range(5)]
+        assert [answer.status_code for answer in answers] == [200] * 5
+        assert time.perf_counter() - started < 0.5
+        statuses = [(await task).status_code for task in many]
+        assert statuses.count(200) == 4
+        assert statuses.count(429) == 16

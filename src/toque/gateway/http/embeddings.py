@@ -169,7 +169,7 @@ def _admitted(exchange: Exchange, deployment: Deployment, request: GenerationReq
     used = _Used()
     charge = exchange.charge(estimate)
     try:
-        ticket = deployment.admission.enter(1, estimate, deployment.client.stats())
+        ticket = deployment.admission.enter(1, estimate, deployment.client.stats(), request.tenant)
         try:
             yield used
         finally:

@@ -101,7 +101,9 @@ async def respond(
     charge = exchange.charge(estimate + request.choices * (request.sampling.max_tokens or 0))
     usage = Usage()
     try:
-        ticket = deployment.admission.enter(request.choices, estimate, deployment.client.stats())
+        ticket = deployment.admission.enter(
+            request.choices, estimate, deployment.client.stats(), request.tenant
+        )
     except BaseException:
         charge.close(0)
         raise
