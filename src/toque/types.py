@@ -206,6 +206,7 @@ class SequenceOutput:
     error_code: str | None = None  # the `code` of the error class it stands for, e.g. "deadline_exceeded"
     queue_seconds: float = 0.0  # from arrival at the engine to the first step; on the first output
     embedding: bytes | None = None  # of a model that makes embeddings: its vector, little-endian float32
+    device_us: int = 0  # device time attributed to the request since its previous output, in microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,9 @@ class EngineStats:
     prefix_queries: int = 0  # tokens
     tokens_per_second: float = 0.0
     step_seconds: float = 0.0  # total time spent inside steps
+    device_seconds: float = 0.0  # the part of it in which the device computed; requests carry all of it
+    load_seconds: float = 0.0  # what loading took
+    up_seconds: float = 0.0  # since loading began
 
 
 @dataclass(frozen=True, slots=True)

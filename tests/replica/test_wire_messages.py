@@ -78,6 +78,7 @@ outputs = st.builds(
     error_code=maybe_text,
     queue_seconds=st.floats(0, 1e6),
     embedding=st.none() | st.binary(min_size=4, max_size=8),
+    device_us=st.integers(0, 2**32 - 1),
 )
 
 
@@ -101,7 +102,7 @@ def test_every_field_of_an_output_is_covered_above() -> None:
     """A field added to the noun but not to the wire must fail here, not vanish."""
     covered = {
         "request_id", "tokens", "logprobs", "finish_reason", "stop_token", "cached_tokens", "prompt_logprobs",
-        "error", "error_code", "queue_seconds", "embedding",
+        "error", "error_code", "queue_seconds", "embedding", "device_us",
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(SequenceOutput)} == covered
     assert {field.name for field in dataclasses.fields(EngineStats)} == {

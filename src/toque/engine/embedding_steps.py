@@ -38,7 +38,9 @@ class EmbeddingSteps:
         )
         self._waiting: dict[str, tuple[EngineRequest, float]] = {}  # with the time of arrival
         self._rate = TokenRate()
-        self._steps = self._tokens = 0
+        self._steps = self._tokens = self._device_us = 0
+        self.load_seconds = 0.0
+        self._created = clock()
         self._seconds = 0.0
 
     @property
@@ -63,7 +65,16 @@ class EmbeddingSteps:
             return outputs
         arrived = [self._waiting.pop(request.request_id)[1] for request in batch]
         vectors = self.engine.embed([request.prompt for request in batch])
+        tokens = sum(len(request.prompt) for request in batch)
+        device_us = int(max(0.0, self._clock() - started) * 1e6)
+        self._device_us += device_us
+        done = given = 0
         for request, at, vector in zip(batch, arrived, vectors, strict=True):
+            done += len(
+                request.prompt
+            )  # each has its part of the step by its tokens, and together they have all
+            share = device_us * done // tokens - given
+            given += share
             outputs.append(
                 SequenceOutput(
                     request.request_id,
@@ -71,9 +82,9 @@ class EmbeddingSteps:
                     finish_reason=FinishReason.STOP,
                     queue_seconds=max(0.0, started - at),
                     embedding=vector.astype("<f4").tobytes(),
+                    device_us=share,
                 )
             )
-        tokens = sum(len(request.prompt) for request in batch)
         now = self._clock()
         self._steps += 1
         self._tokens += tokens
@@ -89,6 +100,9 @@ class EmbeddingSteps:
             prompt_tokens=self._tokens,
             tokens_per_second=self._rate.per_second(self._clock()),
             step_seconds=self._seconds,
+            device_seconds=self._device_us / 1e6,
+            load_seconds=self.load_seconds,
+            up_seconds=self.load_seconds + max(0.0, self._clock() - self._created),
         )
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from toque.backends.base import BLOCK_SIZE, Executable, StepResult
 from toque.engine.admission import Limits, check_request
 from toque.engine.budget import StepBudget
+from toque.engine.device_time import attribute
 from toque.engine.grammars import Grammars
 from toque.engine.kv.cache import KVCache
 from toque.engine.logprobs import LogprobRows
@@ -92,6 +93,9 @@ class Engine:
         self._arrivals = 0
         self._steps = self._prompt_tokens = self._generated = self._failures = 0
         self._step_seconds = 0.0
+        self._device_us = 0
+        self.load_seconds = 0.0  # set by whoever loaded it
+        self._created = time.perf_counter()
         self._rate = TokenRate()
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -175,6 +179,9 @@ class Engine:
             self._fail_step(plan, error, outputs)
             return outputs
         self._failures = 0
+        device_us = int((time.perf_counter() - started) * 1e6)
+        attribute(device_us, plan.decodes, plan.chunks)
+        self._device_us += device_us
         generated = self._apply(plan, result, spans, outputs)
         now = time.perf_counter()
         self.scheduler.observe(plan, now - started)
@@ -230,10 +237,12 @@ class Engine:
                 publish(sequence)
             matcher = sequence.matcher
             if token < 0 or (matcher is not None and not matcher.accept(token)):
-                self._end_stuck(sequence, token, SequenceOutput(sequence.id, []), outputs)
+                stuck = SequenceOutput(sequence.id, [], device_us=sequence.device_us)
+                self._end_stuck(sequence, token, stuck, outputs)
                 continue
             sequence.tokens.append(token)
             output = SequenceOutput(sequence.id, [token])
+            output.device_us, sequence.device_us = sequence.device_us, 0
             if sequence.top >= 0:
                 output.logprobs = [logprobs.entry(row, sequence.top)]
             if token in sequence.stop:
@@ -272,6 +281,7 @@ class Engine:
         if sequence.computed < len(sequence.tokens):
             return 0
         output = SequenceOutput(sequence.id, [])
+        output.device_us, sequence.device_us = sequence.device_us, 0
         if not sequence.first_sent:
             sequence.first_sent = True
             output.cached_tokens = sequence.cached_tokens
@@ -341,6 +351,7 @@ class Engine:
                 sequence.id,
                 [],
                 finish_reason=FinishReason.ERROR,
+                device_us=sequence.device_us,
                 error=message,
                 error_code=code or EngineError.code,
             )
@@ -350,7 +361,11 @@ class Engine:
         for sequence in self._aborted:
             if sequence.state != SequenceState.FINISHED:
                 self._end(sequence)
-                outputs.append(SequenceOutput(sequence.id, [], finish_reason=FinishReason.ABORT))
+                outputs.append(
+                    SequenceOutput(
+                        sequence.id, [], finish_reason=FinishReason.ABORT, device_us=sequence.device_us
+                    )
+                )
         self._aborted.clear()
 
     def _sweep_deadlines(self, outputs: _Outputs) -> None:
@@ -392,6 +407,9 @@ class Engine:
             prefix_queries=scheduler.prefix_queries,
             tokens_per_second=self._rate.per_second(time.perf_counter()),
             step_seconds=self._step_seconds,
+            device_seconds=self._device_us / 1e6,
+            load_seconds=self.load_seconds,
+            up_seconds=self.load_seconds + time.perf_counter() - self._created,
         )
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
     from toque.models import build_graph
     from toque.text.tokenizer import load_tokenizer
 
+    began = time.perf_counter()
     options = options or EngineOptions()
     if isinstance(model, Checkpoint):
         checkpoint = model
@@ -65,7 +67,7 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
     grammars = Compiler(lambda: load_tokenizer(checkpoint), executable.vocab_size)
     # A context that the whole cache cannot hold would be promised in vain.
     context = min(context, blocks * BLOCK_SIZE)
-    return Engine(
+    engine = Engine(
         executable,
         options,
         context_length=context,
@@ -75,6 +77,8 @@ def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = 
         identity=str(checkpoint.path),
         grammars=Grammars(grammars.compile),
     )
+    engine.load_seconds = time.perf_counter() - began
+    return engine
 
 
 def context_length(trained: int, options: EngineOptions) -> int:

@@ -37,6 +37,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "decoding",
+        "device_us",
         "end",
         "first_sent",
         "id",
@@ -74,6 +75,7 @@ class Sequence:
         scoring: bool,
     ) -> None:
         self.id = request.request_id
+        self.device_us = 0  # attributed to it since its last output
         self.request = request
         self.sampling = sampling
         self.arrival = arrival

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from toque.monitor.metrics import RequestRecord
+    from toque.monitor.metering import Meter
 
 IN_FLIGHT = 128  # texts of one request that are in the engines at once: about what a step holds
 _NOTHING = SamplingParams(max_tokens=0)
@@ -52,7 +52,7 @@ async def tokenize_all(
 
 
 async def embed(
-    asked: EmbeddingRequest, texts: Sequence[tuple[int, ...]], deployment: Deployment, record: RequestRecord
+    asked: EmbeddingRequest, texts: Sequence[tuple[int, ...]], deployment: Deployment, record: Meter
 ) -> NDArray[np.float32]:
     """float32 [inputs, size], in order. What an engine raises comes out, and the others' work ends."""
     import numpy as np
@@ -105,13 +105,14 @@ def check_dimensions(dimensions: int | None, deployment: Deployment) -> None:
         )
 
 
-async def _vector(request: EngineRequest, deployment: Deployment, record: RequestRecord) -> bytes:
+async def _vector(request: EngineRequest, deployment: Deployment, record: Meter) -> bytes:
     outputs = deployment.client.generate(request)
     try:
         async for output in outputs:
             if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                 raise engine_error(output)
             if output.embedding is not None:
+                record.computed(output.device_us)
                 record.queued(output.queue_seconds)
                 record.prompt(len(request.prompt), 0)
                 return output.embedding

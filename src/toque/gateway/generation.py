@@ -256,6 +256,7 @@ class Generation:
     def _advance(self, choice: Choice, output: SequenceOutput) -> ChoiceDelta:
         now = time.perf_counter()
         sequence = choice.sequence
+        self.record.computed(output.device_us)
         if choice.first_token_at == 0.0:
             choice.first_token_at = choice.last_token_at = now
             self.ticket.started(len(sequence.prompt))

@@ -173,6 +173,9 @@ def encode_step(handles: Sequence[int], outputs: Sequence[SequenceOutput]) -> by
     step.tokens = pack(tokens)
     if not single:
         step.counts = pack([len(output.tokens) for output in outputs])
+    device_us = [output.device_us for output in outputs]
+    if any(device_us):
+        step.device_us = pack(device_us)
     return message.SerializeToString()
 
 
@@ -196,6 +199,12 @@ def decode_step(
         for handle, count in zip(handles, counts, strict=True):
             outputs.append(SequenceOutput(name(handle, ""), tokens[start : start + count]))
             start += count
+    if step.device_us:
+        column = unpack(step.device_us)
+        if len(column) != len(handles):
+            raise WireError(f"a step of {len(handles)} sequences, {len(column)} device times")
+        for output, device_us in zip(outputs, column, strict=True):
+            output.device_us = device_us
     for detail in step.details:
         if detail.index >= len(outputs):
             raise WireError(f"detail of sequence {detail.index} in a step of {len(outputs)}")

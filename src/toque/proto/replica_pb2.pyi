@@ -176,16 +176,18 @@ class ServerMessage(_message.Message):
     def __init__(self, description: _Optional[_Union[Description, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("handles", "counts", "tokens", "details")
+    __slots__ = ("handles", "counts", "tokens", "details", "device_us")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_US_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     counts: bytes
     tokens: bytes
     details: _containers.RepeatedCompositeFieldContainer[Detail]
-    def __init__(self, handles: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., details: _Optional[_Iterable[_Union[Detail, _Mapping]]] = ...) -> None: ...
+    device_us: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., details: _Optional[_Iterable[_Union[Detail, _Mapping]]] = ..., device_us: _Optional[bytes] = ...) -> None: ...
 
 class Detail(_message.Message):
     __slots__ = ("index", "finish", "stop_token", "cached_tokens", "logprobs", "prompt_logprobs", "error", "error_code", "queue_seconds", "embedding")
@@ -226,7 +228,7 @@ class Logprobs(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running", "waiting", "queued_tokens", "kv_blocks_used", "kv_blocks_total", "steps", "prompt_tokens", "generated_tokens", "preemptions", "prefix_hits", "prefix_queries", "tokens_per_second", "step_seconds")
+    __slots__ = ("running", "waiting", "queued_tokens", "kv_blocks_used", "kv_blocks_total", "steps", "prompt_tokens", "generated_tokens", "preemptions", "prefix_hits", "prefix_queries", "tokens_per_second", "step_seconds", "device_seconds", "load_seconds", "up_seconds")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +242,9 @@ class Stats(_message.Message):
     PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     queued_tokens: int
@@ -253,7 +258,10 @@ class Stats(_message.Message):
     prefix_queries: int
     tokens_per_second: float
     step_seconds: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_seconds: _Optional[float] = ...) -> None: ...
+    device_seconds: float
+    load_seconds: float
+    up_seconds: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., up_seconds: _Optional[float] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("handle", "kind", "message", "param", "code", "retry_after_s")
