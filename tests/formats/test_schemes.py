@@ -166,6 +166,36 @@ def test_a_layer_without_one_of_its_tensors_is_refused(name: str, plain: Path, t
             load_checkpoint(tmp_path / "model")
 
 
+def in_shards(folder: Path, count: int = 3) -> list[Path]:
+    """Cut ``model.safetensors`` into shards, the parts of a layer apart from each other."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = [folder / f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    for i, file in enumerate(files):
+        save_file({name: tensors[name] for name in names[i::count]}, file)
+    weight_map = {name: files[i % count].name for i, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return files
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "awq", "w4a16", "w8a8", "fp8-block"])
+def test_shards_are_whole_or_refused(name: str, plain: Path, tmp_path: Path) -> None:
+    """Field case BR-063: the parts of one weight may lie in several shards, and none of these may be missing."""
+    folder = tmp_path / "model"
+    quantized(name, plain, folder)
+    whole = dequantize(load_checkpoint(folder).tensors["blk.0.ffn_up.weight"])
+    second = in_shards(folder)[1]
+    (folder / "stray.safetensors").write_bytes(b"no tensors at all")
+    np.testing.assert_array_equal(dequantize(load_checkpoint(folder).tensors["blk.0.ffn_up.weight"]), whole)
+    second.write_bytes(second.read_bytes()[:-40])
+    with pytest.raises(FormatError, match="model-00002-of-00003"):
+        load_checkpoint(folder)
+    second.unlink()
+    with pytest.raises(FormatError, match=r"model-00002-of-00003\.safetensors: the file is missing"):
+        load_checkpoint(folder)
+
+
 @pytest.mark.parametrize(
     "name", ["gptq-4-asymmetric", "awq", "w4a16-asymmetric", "w8a8", "ct-fp8-block", "fp8-block"]
 )
