@@ -68,6 +68,7 @@ class AuthSettings(Struct, frozen=True):
 
 class FleetSettings(Struct, frozen=True):
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
+    tool_parser: str = ""  # the dialect of the models' tool calls; "": read off the chat template
 
 
 class Settings(Struct, frozen=True):

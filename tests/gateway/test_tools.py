@@ -9,10 +9,12 @@ import pytest
 from openai import AsyncOpenAI
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
+from toque.errors import ConfigError
+from toque.gateway.deployment import Deployment
 from toque.routing.fake import Script
 from toque.text.grammar.spec import GrammarKind, GrammarSpec
 
-from .world import EOS, LineTemplate, Plan, World, events, served, spoken, world
+from .world import EOS, LineTemplate, Plan, World, build, events, served, spoken, world
 
 USER = [{"role": "user", "content": "hi"}]
 WEATHER: dict[str, Any] = {
@@ -302,3 +304,12 @@ async def test_choices_are_read_apart() -> None:
         answer = (await w.chat(tools=TOOLS, n=2)).json()
     assert [calls(choice) for choice in answer["choices"]] == [[("get_weather", {"city": "Zürich"})]] * 2
     assert len({choice["message"]["tool_calls"][0]["id"] for choice in answer["choices"]}) == 2
+
+
+async def test_the_dialect_can_be_said() -> None:
+    engine, deployment, settings, _ = build(plan("ok"))
+    assert deployment.dialect == "hermes"
+    parts = (deployment.tokenizer, deployment.template, deployment.card, settings.limits)
+    assert Deployment("m", engine, *parts, "llama3").dialect == "llama3"
+    with pytest.raises(ConfigError, match="tool_parser must be one of hermes"):
+        Deployment("m", engine, *parts, "esperanto")

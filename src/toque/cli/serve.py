@@ -33,6 +33,9 @@ import click
 )
 @click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share KV blocks of equal beginnings.")
 @click.option("--quantize", default=None, help="int8, int4 or fp8: quantize a float model as it is loaded.")
+@click.option(
+    "--tool-parser", default=None, help="hermes, llama3, pythonic, mistral or gemma; else by template."
+)
 @click.option("--log-level", default=None, help="debug, info, warning or error.")
 def command(
     models: tuple[str, ...],
@@ -54,6 +57,7 @@ def command(
     step_target_ms: float | None,
     prefix_cache: bool | None,
     quantize: str | None,
+    tool_parser: str | None,
     log_level: str | None,
 ) -> None:
     """Serve MODELS (catalog names, GGUF files, folders, or sources such as hf:org/repo) over the OpenAI API.
@@ -85,6 +89,7 @@ def command(
             "engine.step_target_ms": step_target_ms,
             "engine.prefix_cache": prefix_cache,
             "engine.quantize": quantize,
+            "fleet.tool_parser": tool_parser,
             "models": models or None,
         },
         file=config_file,

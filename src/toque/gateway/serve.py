@@ -189,6 +189,7 @@ def _build(
             template,
             card,
             settings.limits,
+            settings.fleet.tool_parser,
         )
     return create_app(deployments, settings)
 
