@@ -14,6 +14,7 @@
     │   └── PayloadTooLargeError    413
     ├── OverloadedError         try again later, with Retry-After
     │   ├── QueueFullError          this deployment's queue is full: 429
+    │   ├── BudgetError             the key or tenant has spent its month's budget: 429
     │   ├── RateLimitError          this key has used its allowance: 429
     │   └── UnavailableError        loading, draining, or no replica alive: 503
     ├── DeadlineError           the request's deadline passed: 504
@@ -118,6 +119,12 @@ class RateLimitError(OverloadedError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+
+
+class BudgetError(OverloadedError):
+    status = 429
+    type = "insufficient_quota"
+    code = "budget_exceeded"
 
 
 class UnavailableError(OverloadedError):

@@ -16,10 +16,11 @@ import httpx
 import pytest
 
 from toque.errors import EngineError, ReplicaDiedError, UnavailableError
-from toque.monitor.cost import Price, PriceList
+from toque.monitor.cost import Budget, Price, PriceList
 from toque.monitor.ledger.database import Database
 from toque.monitor.ledger.ledger import Ledger
 from toque.monitor.metering import pricing
+from toque.monitor.spend import Spend
 from toque.routing.fake import Script
 from toque.types import EngineRequest
 
@@ -38,8 +39,10 @@ def rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def kept(folder: Path, plan: Plan, *, sockets: bool = False) -> AsyncIterator[tuple[World, Ledger]]:
-    ledger = Ledger(folder, price=pricing(PRICES, Decimal(1)), apply_s=0.02)
+async def kept(
+    folder: Path, plan: Plan, *, sockets: bool = False, spend: Spend | None = None
+) -> AsyncIterator[tuple[World, Ledger]]:
+    ledger = Ledger(folder, price=pricing(PRICES, Decimal(1)), spend=spend, apply_s=0.02)
     ledger.start()
     try:
         async with (served if sockets else world)(plan) as w:
@@ -327,3 +330,17 @@ async def test_stats_show_percentiles_engines_and_cost(tmp_path: Path) -> None:
         assert model["since_start"]["list_per_million_tokens"] > 0
         assert found["ledger"]["state"] == "ok"
         assert model["engine"]["running"] == 0
+
+
+async def test_a_budget_warns_in_a_header_and_then_refuses(tmp_path: Path) -> None:
+    spend = Spend(tenants={"": Budget(90_000, soft=0.5)})
+    async with kept(tmp_path, Plan(script=spoken("answer")), spend=spend) as (w, led):
+        plain = await w.complete(max_tokens=30)  # 3 tokens in, 7 out: 15,500 nano
+        assert "x-toque-budget-warning" not in plain.headers
+        answers = [await w.complete() for _ in range(6)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 200, 429]
+        assert answers[2].headers["x-toque-budget-warning"] == "this tenant has spent 51% of its budget"
+        error = answers[-1].json()["error"]
+        assert (error["code"], error["type"]) == ("budget_exceeded", "insufficient_quota")
+        assert int(answers[-1].headers["retry-after"]) > 0
+        assert len(await asyncio.to_thread(rows, led)) == 6

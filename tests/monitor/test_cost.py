@@ -15,7 +15,6 @@ from toque.monitor.cost import (
     DeviceTime,
     Price,
     PriceList,
-    attribute,
     currency_text,
     decide,
     device_cost,
@@ -58,18 +57,6 @@ def test_a_tenant_may_have_its_own_price() -> None:
 def test_prices_out_of_bounds_are_refused(bad: str) -> None:
     with pytest.raises(ConfigError, match=r"per million tokens must be 0 to 1000000"):
         Price(output=Decimal(bad))
-
-
-@given(st.integers(0, 10**11), st.lists(st.integers(0, 600), max_size=70))
-def test_a_step_is_split_without_loss_and_by_tokens(step_ns: int, tokens: list[int]) -> None:
-    parts = attribute(step_ns, tokens)
-    total = sum(tokens)
-    assert len(parts) == len(tokens)
-    assert sum(parts) == (step_ns if total else 0)
-    for part, count in zip(parts, tokens, strict=True):
-        if total:
-            assert abs(Fraction(part) - Fraction(step_ns * count, total)) < 1
-    assert all(part == 0 for part, count in zip(parts, tokens, strict=True) if count == 0)
 
 
 def test_what_an_hour_costs_is_what_it_costs() -> None:

@@ -118,6 +118,7 @@ def _open_ledger(app: Starlette, settings: Settings) -> Ledger | None:
     from toque.monitor.ledger.ledger import Ledger
     from toque.monitor.ledger_metrics import LedgerCollector
     from toque.monitor.metering import pricing
+    from toque.monitor.spend import Spend
     from toque.registry.store import default_home
 
     kept = settings.ledger
@@ -125,6 +126,7 @@ def _open_ledger(app: Starlette, settings: Settings) -> Ledger | None:
         kept.place(default_home()),
         url=kept.url,
         price=pricing(kept.price_list(), kept.hourly.get("cpu", Decimal(0))),
+        spend=Spend(kept.tenant_budgets(), kept.budgets_of_keys()),
         retention=kept.retention(),
         max_bytes=kept.max_journal_mb * 2**20,
     )

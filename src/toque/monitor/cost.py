@@ -65,25 +65,6 @@ def device_cost(device_ns: int, hourly: Decimal) -> int:
     return int((hourly * NANO * device_ns / HOUR_NS).to_integral_value(ROUND_HALF_EVEN))
 
 
-def attribute(step_ns: int, tokens: Sequence[int]) -> list[int]:
-    """A step's device time, split over its requests by the tokens each had in it. The parts add up to the whole.
-
-    Cumulative rounding: the i-th part is the difference of two rounded running sums, so nothing is lost however many
-    requests share a step. A step in which nobody computed anything belongs to nobody (all parts 0).
-    """
-    total = sum(tokens)
-    if total <= 0:
-        return [0] * len(tokens)
-    parts: list[int] = []
-    done = given = 0
-    for count in tokens:
-        done += count
-        upto = step_ns * done // total
-        parts.append(upto - given)
-        given = upto
-    return parts
-
-
 def per_million(amount_nano: int, tokens: int) -> float:
     """Currency per million tokens; 0 when there was none."""
     return amount_nano / NANO / tokens * MILLION if tokens > 0 else 0.0

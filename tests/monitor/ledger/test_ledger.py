@@ -224,7 +224,7 @@ def test_a_full_journal_loses_rows_and_says_how_many(tmp_path: Path) -> None:
     flaky.away.clear()
     assert ledger.flush()
     serve(ledger, "after")
-    assert ledger.status().state == "ok"
+    soon(lambda: ledger.status().state == "ok")
     ledger.close()
     assert len([row for row in rows(tmp_path, "outcome") if row == ("ok",)]) == count
 

@@ -28,7 +28,7 @@ from toque.gateway.http.embedding_types import Document, EmbeddingBody, RerankBo
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.fields import refuse_declared
 from toque.gateway.http.generate import deadline_s, receive_json
-from toque.gateway.http.metered import metered
+from toque.gateway.http.metered import check_budget, metered
 from toque.gateway.http.respond import cancelled_when_client_leaves
 from toque.gateway.http.translate import bounded, brief, completion_prompts
 from toque.gateway.prepare import prompt_size
@@ -141,6 +141,7 @@ async def _embedded(
     exchange.model = deployment.name
     exchange.added.append((b"x-toque-model-version", deployment.version.encode("latin-1", "replace")))
     timeout = request.timeout_s or deployment.limits.request_timeout_s
+    check_budget(exchange, gateway)
     with _admitted(exchange, deployment, request) as used:
         try:
             with (

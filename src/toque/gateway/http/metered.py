@@ -6,13 +6,25 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from toque.errors import DeadlineError, UnavailableError
+from toque.errors import BudgetError, DeadlineError, UnavailableError
 from toque.gateway.deployment import Deployment
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.body import ClientLeft
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.requests import GenerationRequest
 from toque.monitor.metering import Meter
+from toque.monitor.spend import WARNING_HEADER
+
+
+def check_budget(exchange: Exchange, gateway: Gateway) -> None:
+    """Refuse a caller who has spent the month's budget; warn, in a header, one who is about to."""
+    if gateway.ledger is None or not gateway.ledger.spend.wanted:
+        return
+    decision = gateway.ledger.spend.decide(exchange.caller.tenant, exchange.caller.key_id)
+    if not decision.allowed:
+        raise BudgetError(f"{decision.warning} for this month", retry_after_s=decision.retry_after_s)
+    if decision.warning:
+        exchange.added.append((WARNING_HEADER, decision.warning.encode("latin-1", "replace")))
 
 
 @contextmanager

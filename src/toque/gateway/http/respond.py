@@ -15,7 +15,7 @@ from toque.gateway.gateway import Gateway
 from toque.gateway.generation import ChoiceDelta, Generation
 from toque.gateway.http.body import ClientLeft
 from toque.gateway.http.exchange import Exchange
-from toque.gateway.http.metered import metered
+from toque.gateway.http.metered import check_budget, metered
 from toque.gateway.prepare import prepare, prompt_size
 from toque.gateway.requests import GenerationRequest, PreparedRequest, Usage
 from toque.text.stream import Piece
@@ -98,6 +98,7 @@ async def respond(
     exchange.added.append((b"x-toque-model-version", deployment.version.encode("latin-1", "replace")))
     timeout = request.timeout_s or deployment.limits.request_timeout_s
     estimate = sum(prompt_size(prompt) for prompt in request.prompts) * request.n // 4
+    check_budget(exchange, gateway)
     charge = exchange.charge(estimate + request.choices * (request.sampling.max_tokens or 0))
     usage = Usage()
     try:

@@ -14,6 +14,7 @@ from toque.errors import StoreError, ToqueError
 from toque.monitor.ledger.journal import Journal
 from toque.monitor.ledger.record import Outcome, UsageRecord, decode, encode
 from toque.monitor.ledger.segment import Position
+from toque.monitor.spend import REFRESH_S, Spend, month_of
 
 if TYPE_CHECKING:
     from toque.monitor.ledger.database import Database
@@ -51,11 +52,14 @@ class Applier:
         process: str,
         retention: Retention,
         interval_s: float = INTERVAL_S,
+        spend: Spend | None = None,
         siblings: Callable[[], Iterable[tuple[Journal, str]]] = tuple,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``siblings`` are journals that other, dead processes left behind, with the names of their gateways."""
         self._siblings = siblings
+        self._spend = spend
+        self._next_spend = 0.0
         self._journal = journal
         self._open_database = open_database
         self._gateway = gateway
@@ -142,6 +146,10 @@ class Applier:
                 break
         if not self._recovered:
             self._recover()
+        if self._spend is not None and self._spend.wanted and time.monotonic() >= self._next_spend:
+            month, _ = month_of(self._clock())
+            self._spend.read(month, self._database.spent(month, self._process))
+            self._next_spend = time.monotonic() + REFRESH_S
         if self._clock() >= self._next_sweep:
             self._sweep()
 

@@ -128,6 +128,22 @@ class Database:
                 row["attempts"] = _rows(connection, tries.order_by(usage_attempt.c.number))
             return found
 
+    def spent(self, since: int, process: str) -> dict[tuple[str, str], int]:
+        """List amounts since a UTC midnight by tenant and key, without the rows that ``process`` wrote."""
+        day, event = ROLLUPS[86_400], usage_event
+        everyone = select(day.c.tenant, day.c.key_id, func.sum(day.c.list_nano)).where(day.c.bucket >= since)
+        own = select(event.c.tenant, event.c.key_id, func.sum(event.c.list_nano)).where(
+            event.c.closed_at >= since * 1_000_000,
+            event.c.gateway == process,
+            event.c.outcome != Outcome.OPEN.value,
+        )
+        with self.read() as connection:  # one transaction: both see the same rows
+            rows = connection.execute(everyone.group_by(day.c.tenant, day.c.key_id))
+            sums = {(tenant, key): int(amount) for tenant, key, amount in rows}
+            for tenant, key, amount in connection.execute(own.group_by(event.c.tenant, event.c.key_id)):
+                sums[tenant, key] = sums.get((tenant, key), 0) - int(amount)
+        return sums
+
     def expire(self, *, events_before: int, hours_before: int, limit: int = 5_000) -> int:
         """Remove raw rows closed before ``events_before`` and hours before ``hours_before`` (seconds since the
         epoch), at most ``limit`` of each; the number removed. Days stay for good."""

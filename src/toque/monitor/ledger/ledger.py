@@ -18,6 +18,7 @@ from toque.monitor.ledger.applier import Applier, Retention, open_later, sqlite_
 from toque.monitor.ledger.journal import MAX_BYTES, SEGMENT_BYTES, Journal
 from toque.monitor.ledger.reader import LedgerReader
 from toque.monitor.ledger.record import Outcome, UsageRecord, encode
+from toque.monitor.spend import Spend
 
 if TYPE_CHECKING:
     from toque.monitor.ledger.database import Database
@@ -102,6 +103,7 @@ class Ledger:
         *,
         url: str = "",
         price: Priced | None = None,
+        spend: Spend | None = None,
         retention: Retention | None = None,
         sync_s: float = SYNC_S,
         apply_s: float = 0.5,
@@ -118,6 +120,7 @@ class Ledger:
         gateway = _identity(self._journal.folder)
         self.process = f"{gateway}.{time.time_ns():x}"
         self._price = price
+        self.spend = spend or Spend(clock=clock)
         self._clock = clock
         self._sync_s = sync_s
         self._stalled_s = stalled_s
@@ -137,6 +140,7 @@ class Ledger:
             retention=retention or Retention(),
             interval_s=apply_s,
             clock=clock,
+            spend=self.spend,
             siblings=lambda: _deserted(folder, self._journal.folder),
         )
         self._syncer = threading.Thread(target=self._sync_loop, name="toque-ledger-sync", daemon=True)
@@ -236,6 +240,7 @@ class Ledger:
         self._open.pop(record.request_id, None)
         if self._price is not None:
             self._price(record)
+        self.spend.add(record)
         total = self.totals.get(record.model)
         if total is None:
             total = self.totals[record.model] = Totals()
