@@ -15,6 +15,7 @@ threadpool_limits(1)
 ROOT = Path(__file__).resolve().parent.parent
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = "gemma-3-270m-q4_k_m.gguf"
+MINILM = "all-MiniLM-L6-v2"
 QWEN = "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf"
 
 
@@ -40,3 +41,8 @@ def gemma3() -> Path:
 @pytest.fixture(scope="session")
 def qwen() -> Path:
     return model_file(QWEN)
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    return model_file(MINILM)

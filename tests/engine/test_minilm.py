@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from conftest import model_file
-from fixtures.encoders import hf_embedding
+from fixtures.encoders import hf_embedding, write_bert_gguf
 from toque import LLM
 from toque.engine.embedding import load_embedding_engine
 from toque.engine.loader import load_engine
@@ -28,29 +25,24 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return model_file("all-MiniLM-L6-v2")
-
-
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_vectors_equal_transformers(backend, folder):
+def test_vectors_equal_transformers(backend, minilm):
     from transformers import AutoTokenizer, BertModel
 
-    checkpoint = load_checkpoint(folder)
-    tokenizer, theirs = load_tokenizer(checkpoint), AutoTokenizer.from_pretrained(folder)
+    checkpoint = load_checkpoint(minilm)
+    tokenizer, theirs = load_tokenizer(checkpoint), AutoTokenizer.from_pretrained(minilm)
     ids = [tokenizer.encode(text, add_special=True) for text in TEXTS]
     assert ids == [theirs(text)["input_ids"] for text in TEXTS]
     engine = load_embedding_engine(checkpoint, EngineOptions(backend=backend))
     assert (engine.dimension, engine.context_length) == (384, 256)
-    model = BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    model = BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
     expected = np.stack([hf_embedding(model, each) for each in ids])
     np.testing.assert_allclose(engine.embed(ids), expected, atol=1e-3, rtol=0)
 
 
-def test_the_library_embeds_texts(folder):
+def test_the_library_embeds_texts(minilm):
     """The nearest text by meaning shares no word with the question."""
-    with LLM(folder, backend="reference") as llm:
+    with LLM(minilm, backend="reference") as llm:
         texts = [
             "How do I bake bread?",
             "Knead the dough and let it rise",
@@ -68,9 +60,22 @@ def test_the_library_embeds_texts(folder):
             llm.generate("Hello")
 
 
-def test_a_model_that_generates_refuses_to_embed(smollm2):
+def test_a_model_that_generates_refuses_to_embed(smollm2, minilm):
     llm = LLM(smollm2, backend="reference", kv_blocks=4)
     with llm, pytest.raises(UnsupportedModelError, match="generates text"):
         llm.embed(["Hello"])
     with pytest.raises(UnsupportedModelError, match="was made for embeddings"):
-        load_engine(model_file("all-MiniLM-L6-v2"))
+        load_engine(minilm)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("F16", 0.99999), ("Q8_0", 0.998), ("Q4_1", 0.95)])
+def test_smaller_weights_turn_vectors_by_little(kind, least, minilm, tmp_path):
+    from transformers import BertModel
+
+    model = BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    path = write_bert_gguf(model, tmp_path / "model.gguf", kind=kind)
+    tokenizer = load_tokenizer(load_checkpoint(minilm))
+    ids = [tokenizer.encode(text, add_special=True) for text in TEXTS]
+    vectors = load_embedding_engine(path, EngineOptions(threads=2)).embed(ids)
+    cosines = np.sum(vectors * np.stack([hf_embedding(model, each) for each in ids]), axis=1)
+    assert cosines.min() > least

@@ -184,7 +184,7 @@ def test_an_empty_special_token_is_refused(byte_level_metadata: Metadata) -> Non
 
 
 def test_another_kind_of_tokenizer_is_refused(byte_level_metadata: Metadata) -> None:
-    with pytest.raises(UnsupportedModelError, match="gpt2 and llama"):
+    with pytest.raises(UnsupportedModelError, match="gpt2, llama and bert"):
         tokenizer_from_gguf(byte_level_metadata(model="rwkv"))
     with pytest.raises(FormatError, match="no tokenizer"):
         load_tokenizer(SimpleNamespace(metadata={}, folder=None, path=Path("/nonexistent")))  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 Two kinds exist among language models: ``gpt2`` (byte-level BPE with a merge list) and ``llama`` (SentencePiece BPE with
 scores and byte fallback). Both become a `tokenizers` BPE model whose encodings equal those of the tokenizer that the
-file was converted from.
+file was converted from. Encoders have ``bert``, see `toque.text.gguf_wordpiece`.
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         coding, strip, add_bos = ByteCoding.BYTE_FALLBACK, prefix, True
         dropped = ""
         complete = len(_of_type(types, TokenType.BYTE)) == 256
+    elif kind == "bert":
+        return _encoder(metadata, tokens, types, named)
     else:
         raise UnsupportedModelError(
-            f"tokenizer.ggml.model {str(kind)[:40]!r} is not supported; supported are gpt2 and llama",
+            f"tokenizer.ggml.model {str(kind)[:40]!r} is not supported; supported are gpt2, llama and bert",
             param=_KEY + "model",
         )
     special = set(_of_type(types, TokenType.CONTROL)) | set(_of_type(types, TokenType.UNKNOWN))
@@ -104,6 +106,32 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         longest_token=max(map(len, tokens)) if complete else 0,
         dropped=dropped,
         degraded=degraded,
+    )
+
+
+def _encoder(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Types, named: Mapping[str, int | None]
+) -> Tokenizer:
+    from toque.text.gguf_wordpiece import wordpiece
+
+    special = set(_of_type(types, TokenType.CONTROL)) | set(_of_type(types, TokenType.UNKNOWN))
+    cls, sep = (
+        _token_id(metadata, key, len(tokens)) for key in ("cls_token_id", "seperator_token_id")
+    )  # GGUF spells it so
+    marks = (
+        cls if cls is not None else named["bos_token"],
+        sep if sep is not None else named["eos_token"],
+        named["unk_token"],
+    )
+    special.update(token for token in (*named.values(), *marks) if token is not None)
+    backend = wordpiece(tokens, special, *marks)
+    _add_tokens(backend, tokens, types, special, ByteCoding.OTHER)
+    return Tokenizer(
+        backend,
+        coding=ByteCoding.OTHER,
+        vocab_size=_known(types),
+        special_ids=frozenset(special),
+        eos_ids=frozenset(),
     )
 
 
