@@ -292,3 +292,23 @@ def test_every_e4m3_byte_means_what_torch_says() -> None:
 
     expected = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     np.testing.assert_array_equal(E4M3, expected)
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "awq", "fp8-block"])
+def test_experts_are_read_where_they_are_quantized(name: str, tmp_path: Path) -> None:
+    model = tiny(
+        hf.Qwen3MoeForCausalLM,
+        hf.Qwen3MoeConfig,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+    )
+    model.save_pretrained(tmp_path / "plain")
+    meanings = quantized(name, tmp_path / "plain", tmp_path / "model")
+    ours = load_checkpoint(tmp_path / "model")
+    down = ours.tensors["blk.1.ffn_down_exps.weight"]
+    assert (down.dtype, down.shape) == (CASES[name][3], (4, 64, 32))
+    expected = np.stack([meanings[f"model.layers.1.mlp.experts.{i}.down_proj.weight"] for i in range(4)])
+    step = np.abs(expected).max() / 2**10
+    np.testing.assert_allclose(dequantize(down), expected, rtol=2**-11, atol=step)
+    assert np.isfinite(logits(ours, ReferenceBackend())).all()
