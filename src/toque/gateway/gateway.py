@@ -36,7 +36,7 @@ class Gateway:
                 settings.limits.concurrent_requests,
             ),
         )
-        self.metrics = Metrics(self._stats)
+        self.metrics = Metrics(self.engine_stats)
         self.latencies = Latencies()
         self.ledger: Ledger | None = None  # set, started and closed by whoever serves
         self.pool = TextPool()
@@ -53,5 +53,6 @@ class Gateway:
     def close(self) -> None:
         self.pool.close()
 
-    def _stats(self) -> dict[str, EngineStats]:
+    def engine_stats(self) -> dict[str, EngineStats]:
+        """Each deployment's engines, added up."""
         return {name: deployment.client.stats() for name, deployment in self.deployments.items()}

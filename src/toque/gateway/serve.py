@@ -116,23 +116,26 @@ def _open_ledger(app: Starlette, settings: Settings) -> Ledger | None:
     if not settings.ledger.enabled:
         return None
     from toque.monitor.ledger.ledger import Ledger
-    from toque.monitor.ledger_metrics import LedgerCollector
+    from toque.monitor.ledger_metrics import LedgerCollector, PaidTime, PaidTimeCollector
     from toque.monitor.metering import pricing
     from toque.monitor.spend import Spend
     from toque.registry.store import default_home
 
     kept = settings.ledger
+    hourly = kept.hourly.get("cpu", Decimal(0))
     ledger = Ledger(
         kept.place(default_home()),
         url=kept.url,
-        price=pricing(kept.price_list(), kept.hourly.get("cpu", Decimal(0))),
+        price=pricing(kept.price_list(), hourly),
         spend=Spend(kept.tenant_budgets(), kept.budgets_of_keys()),
         retention=kept.retention(),
         max_bytes=kept.max_journal_mb * 2**20,
     )
     gateway = app.state.gateway
     gateway.ledger = ledger
-    gateway.metrics.registry.register(LedgerCollector(ledger, kept.currency))
+    registry = gateway.metrics.registry
+    registry.register(LedgerCollector(ledger, kept.currency))
+    registry.register(PaidTimeCollector(PaidTime(gateway.engine_stats), hourly, kept.currency))
     return ledger
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from toque.monitor.cost import NANO
+from toque.monitor.cost import NANO, DeviceTime, replica_time
+from toque.types import EngineStats
 
 if TYPE_CHECKING:
     from toque.monitor.ledger.ledger import Ledger
@@ -52,3 +54,56 @@ class LedgerCollector(Collector):
             cost.add_metric((model, self._currency), total.cost_nano / NANO)
             device.add_metric((model,), total.device_ns / 1e9)
         yield from (listed, cost, device)
+
+
+class PaidTime:
+    """Where each deployment's replicas' time went, added up over their restarts (each begins to count from zero)."""
+
+    def __init__(self, engines: Callable[[], Mapping[str, EngineStats]]) -> None:
+        self._engines = engines
+        self._last: dict[str, DeviceTime] = {}
+        self._before: dict[str, DeviceTime] = {}
+
+    def read(self) -> dict[str, DeviceTime]:
+        found: dict[str, DeviceTime] = {}
+        for model, stats in self._engines().items():
+            time = replica_time(
+                int(stats.up_seconds * 1e9),
+                int(stats.load_seconds * 1e9),
+                int(stats.step_seconds * 1e9),
+                int(stats.device_seconds * 1e9),
+            )
+            last = self._last.get(model, DeviceTime())
+            if time.paid_ns < last.paid_ns:
+                self._before[model] = self._before.get(model, DeviceTime()) + last
+            self._last[model] = time
+            found[model] = self._before.get(model, DeviceTime()) + time
+        return found
+
+
+class PaidTimeCollector(Collector):
+    """Load and idle time beside what requests carry: a deployment costs all of it."""
+
+    def __init__(self, paid: PaidTime, hourly: Decimal, currency: str) -> None:
+        self._paid = paid
+        self._hourly = hourly
+        self._currency = currency
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        seconds = CounterMetricFamily(
+            "toque_replica_seconds", "Replicas' time: loading, busy, idle.", labels=("model", "kind")
+        )
+        cost = CounterMetricFamily(
+            "toque_deployment_cost",
+            "What the replicas of a model cost, with their idle and load time.",
+            labels=("model", "currency"),
+        )
+        for model, time in self._paid.read().items():
+            seconds.add_metric((model, "load"), time.load_ns / 1e9)
+            seconds.add_metric((model, "busy"), time.busy_ns / 1e9)
+            seconds.add_metric((model, "idle"), time.idle_ns / 1e9)
+            cost.add_metric((model, self._currency), time.cost(self._hourly) / NANO)
+        yield from (seconds, cost)
