@@ -35,6 +35,7 @@ class ServerSettings(Struct, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8000  # 0: any free port
     insecure: bool = False  # allow an address other than loopback without any API key
     cors_origins: tuple[str, ...] = ()  # browser origins that may call; "*" for all
+    allowed_hosts: tuple[str, ...] = ()  # names besides localhost that a server without keys answers to
     grace_s: Seconds = 30.0  # open streams may finish within this after SIGTERM
     keep_alive_s: Seconds = 75.0
     header_timeout_s: Seconds = 10.0

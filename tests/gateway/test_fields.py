@@ -129,6 +129,8 @@ async def test_bad_words_are_banned_at_a_text_s_start_and_after_a_space() -> Non
         answer = await w.complete(bad_words=["x"], logit_bias={"120": 5, "7": 1})
         assert answer.status_code == 200
         assert dict(w.engine.requests[0].sampling.logit_bias) == {120: -100.0, 7: 1.0, FIRST_PIECE: -100.0}
+        await w.complete(bad_words=["y"])  # " y" is two tokens, the second of them banned already
+        assert dict(w.engine.requests[1].sampling.logit_bias) == {121: -100.0}
         for words in (["long"], [""], ["x"] * 129, ["x" * 257], "x", [7]):
             answer = await w.complete(bad_words=words)
             assert answer.status_code == 400, words

@@ -205,7 +205,7 @@ async def test_every_route_needs_a_key_unless_it_is_on_the_list() -> None:
     async with world(Plan(flags={"auth.api_keys": ["k1", "k2"]})) as w:
         for path in ("/live", "/ready", "/health"):
             assert (await w.client.get(path)).status_code == 200
-        for path in ("/v1/models", "/metrics", "/nope", "/docs", "/live/", "/v1/models/parrot"):
+        for path in ("/v1/models", "/metrics", "/nope", "/docs/", "/live/", "/v1/models/parrot"):
             error = is_openai_error(await w.client.get(path), 401)
             assert error["type"] == "authentication_error"
         for path in (CHAT, "/v1/completions", "/tokenize", "/detokenize", "/live"):
@@ -272,7 +272,7 @@ async def exchange(url: str, *parts: bytes, pause: float = 0.0, wait: float = 5.
 
 
 def raw(body: bytes, *headers: bytes, path: bytes = b"/v1/chat/completions") -> bytes:
-    lines = [b"POST " + path + b" HTTP/1.1", b"host: x", b"content-type: application/json", *headers]
+    lines = [b"POST " + path + b" HTTP/1.1", b"host: localhost", b"content-type: application/json", *headers]
     return b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", body])
 
 

@@ -34,7 +34,7 @@ async def test_work_stops_when_the_client_leaves(stream: bool, n: int, reset: bo
         body = json.dumps(
             {"model": "parrot", "prompt": "x", "max_tokens": 400, "stream": stream, "n": n}
         ).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         await soon(lambda: w.engine.running == n)
         await asyncio.sleep(0.05)
@@ -148,7 +148,7 @@ async def test_a_gateway_without_models_is_not_ready() -> None:
     from toque.gateway.app import create_app
 
     app = create_app({}, load_settings(environ={}))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.get("/live")).status_code == 200
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/v1/models")).json() == {"object": "list", "data": []}
@@ -324,7 +324,7 @@ async def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pyt
         body = json.dumps(
             {"model": "parrot", "prompt": "x", "max_tokens": 400, "stream": True, "timeout": 0.4}
         ).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         await soon(lambda: w.engine.running == 1)
         await soon(lambda: w.engine.running == 0)

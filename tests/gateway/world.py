@@ -164,7 +164,7 @@ async def world(plan: Plan | None = None, headers: Mapping[str, str] | None = No
     """The application without sockets."""
     engine, deployment, settings, app = build(plan or Plan())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://toque", headers=headers) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
         yield World(engine, deployment, settings, app, client)
     app.state.gateway.close()
 

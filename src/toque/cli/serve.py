@@ -36,6 +36,7 @@ import click
 @click.option(
     "--tool-parser", default=None, help="hermes, llama3, pythonic, mistral or gemma; else by template."
 )
+@click.option("--tenant-weights", default=None, help="Shares when tenants compete, such as a=2,b=0.5.")
 @click.option("--log-level", default=None, help="debug, info, warning or error.")
 def command(
     models: tuple[str, ...],
@@ -58,6 +59,7 @@ def command(
     prefix_cache: bool | None,
     quantize: str | None,
     tool_parser: str | None,
+    tenant_weights: str | None,
     log_level: str | None,
 ) -> None:
     """Serve MODELS (catalog names, GGUF files, folders, or sources such as hf:org/repo) over the OpenAI API.
@@ -88,6 +90,7 @@ def command(
             "engine.max_sequences": max_sequences,
             "engine.step_target_ms": step_target_ms,
             "engine.prefix_cache": prefix_cache,
+            "engine.tenant_weights": tenant_weights,
             "engine.quantize": quantize,
             "fleet.tool_parser": tool_parser,
             "models": models or None,

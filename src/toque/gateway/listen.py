@@ -10,13 +10,13 @@ from toque.errors import ConfigError
 if TYPE_CHECKING:
     from toque.config import ServerSettings
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def bind(settings: ServerSettings, has_keys: bool) -> socket.socket:
     """The listening socket. ConfigError when the address is open to others without a key, or cannot be had."""
     host, port = settings.host, settings.port
-    if host not in _LOOPBACK and not has_keys and not settings.insecure:
+    if host not in LOOPBACK and not has_keys and not settings.insecure:
         raise ConfigError(
             f"{host} can be reached from other machines: set an API key (--api-key, TOQUE_API_KEY), "
             "or say --insecure to serve without one",

@@ -228,15 +228,16 @@ def ban_words(sampling: SamplingParams, words: tuple[str, ...], deployment: Depl
         return sampling
     biases = dict(sampling.logit_bias)
     for word in words:
-        spellings = (word, " " + word.lstrip(" ")) if word.strip(" ") else (word,)
-        for spelling in spellings:
-            ids = deployment.tokenizer.encode(spelling, add_special=False)
-            if len(ids) != 1:
+        spellings = {word, " " + word.lstrip(" ")} if word.strip(" ") else {word}
+        encoded = [deployment.tokenizer.encode(spelling, add_special=False) for spelling in spellings]
+        banned = {ids[0] for ids in encoded if len(ids) == 1}
+        for ids in encoded:
+            if banned.isdisjoint(ids):
                 raise RequestError(
-                    f"bad_words takes words that are one token of the model; {spelling[:40]!r} has {len(ids)}",
+                    f"bad_words takes words that are one token of the model; {word[:40]!r} has {len(ids)}",
                     param="bad_words",
                 )
-            biases[ids[0]] = -100.0
+        biases.update(dict.fromkeys(banned, -100.0))
     return replace(sampling, logit_bias=tuple(biases.items()))
 
 

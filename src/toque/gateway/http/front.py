@@ -8,10 +8,11 @@ import time
 from collections.abc import MutableMapping
 from typing import Any
 
-from toque.errors import EngineError, ToqueError, UnavailableError
+from toque.errors import EngineError, PermissionDeniedError, ToqueError, UnavailableError
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.body import ClientLeft
 from toque.gateway.http.exchange import Exchange, Headers, Receive, Send
+from toque.gateway.listen import LOOPBACK
 
 log = logging.getLogger("toque.gateway")
 
@@ -35,7 +36,10 @@ class Front:
         self._app = app
         self._open_paths = open_paths  # these need no key
         self._gateway = gateway
-        self._origins = frozenset(gateway.settings.server.cors_origins)
+        server = gateway.settings.server
+        self._origins = frozenset(server.cors_origins)
+        self._local = server.host in LOOPBACK
+        self._hosts = frozenset({*LOOPBACK, *(host.lower() for host in server.allowed_hosts)})
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,8 +59,10 @@ class Front:
     async def _answer(self, exchange: Exchange) -> None:
         try:
             if self._is_preflight(exchange):
+                self._check_host(exchange)
                 await exchange.answer(204, b"", self._preflight(exchange))
                 return
+            self._check_host(exchange)
             exchange.added += self._cors(exchange)
             if exchange.scope["path"] not in self._open_paths:
                 exchange.caller = self._gateway.keys.caller(exchange.header(b"authorization"))
@@ -76,6 +82,25 @@ class Front:
         except Exception:
             log.exception("request %s failed unexpectedly", exchange.request_id)
             await exchange.fail(EngineError(f"internal error; the log has it under {exchange.request_id}"))
+
+    def _check_host(self, exchange: Exchange) -> None:
+        """Where nothing but being on this machine lets a caller in, its browser must know that it talks to it.
+
+        Any web page can make a name of its own point to 127.0.0.1 (DNS rebinding), but not send another name.
+        """
+        if not self._local or self._gateway.keys:
+            return
+        given = exchange.header(b"host")
+        if given is None:  # no browser
+            return
+        host = given.strip().lower()
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if name.rstrip(".") not in self._hosts and not name.endswith(".localhost"):
+            raise PermissionDeniedError(
+                f"this server has no keys and so answers to localhost only, not to {given[:80]!r}; "
+                "add the name to server.allowed_hosts, or create a key",
+                code="host_not_allowed",
+            )
 
     def _is_preflight(self, exchange: Exchange) -> bool:
         return (

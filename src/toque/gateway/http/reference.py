@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -77,10 +78,15 @@ def _section(operation: Operation) -> str:
         for field in declared(operation.body):
             parts.append(
                 f"<tr><td><code>{field.name}</code><td>{html.escape(type_name(field.type))}"
-                f"<td class={field.handling}>{field.handling}<td>{html.escape(field.text)}</tr>"
+                f"<td class={field.handling}>{field.handling}<td>{_prose(field.text)}</tr>"
             )
         parts.append("</table>")
     return "".join(parts)
+
+
+def _prose(text: str) -> str:
+    """What stands between backticks, as code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 
 def open_paths(operations: Sequence[Operation]) -> frozenset[str]:
