@@ -247,7 +247,8 @@ def prompt_size(prompt: Prompt) -> int:
         return len(prompt.text)
     if isinstance(prompt, ChatPrompt):
         # Tool calls and template variables are small beside contents, or large enough to count as they are.
-        return sum(len(str(message.get("content") or "")) + 16 for message in prompt.messages)
+        contents = sum(len(str(message.get("content") or "")) + 16 for message in prompt.messages)
+        return contents + (len(str(prompt.tools)) if prompt.tools else 0)
     return len(prompt.ids)
 
 
