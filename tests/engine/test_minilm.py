@@ -56,6 +56,8 @@ def test_the_library_embeds_texts(minilm):
         assert llm.embed(texts, dimensions=64).shape == (4, 64)
         with pytest.raises(ContextLengthError):
             llm.embed("word " * 300)
+        with pytest.raises(UnsupportedModelError, match="was made for embeddings"):
+            llm.chat([{"role": "user", "content": "hi"}])
         with pytest.raises(UnsupportedModelError, match="was made for embeddings and generates no text"):
             llm.generate("Hello")
 

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from toque.errors import ConfigError
+
 
 @dataclass(slots=True)
 class Record:
@@ -42,12 +44,22 @@ class Target:
     path: str
     model: str
     key: str = ""
+    tls: bool = False
 
     @classmethod
     def parse(cls, url: str, model: str, key: str = "") -> Target:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
+        """From an address with or without ``http://`` and ``/v1``. Raises ConfigError for one that is none."""
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"url must be like http://host:port, got {url[:80]!r}", param="url")
+        tls = parts.scheme == "https"
         base = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname or "127.0.0.1", parts.port or 80, f"{base}/v1/chat/completions", model, key)
+        path = f"{base}/v1/chat/completions"
+        return cls(parts.hostname, port or (443 if tls else 80), path, model, key, tls)
 
 
 class _Response(asyncio.Protocol):
@@ -140,7 +152,10 @@ async def chat(target: Target, prompt: str, output_tokens: int, *, timeout_s: fl
     loop = asyncio.get_running_loop()
     try:
         _, protocol = await loop.create_connection(
-            lambda: _Response(record, head.encode() + b"\r\n" + body), target.host, target.port
+            lambda: _Response(record, head.encode() + b"\r\n" + body),
+            target.host,
+            target.port,
+            ssl=target.tls or None,
         )
         await asyncio.wait_for(asyncio.shield(protocol.finished), timeout_s)
     except (OSError, TimeoutError) as error:

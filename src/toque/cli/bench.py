@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ import click
 from toque.errors import ConfigError
 
 if TYPE_CHECKING:
+    from toque.bench.client import Target
     from toque.bench.report import Report
 
 
@@ -57,8 +60,8 @@ def command(
     from toque.bench.run import run
     from toque.bench.workload import WORKLOADS
 
-    with _server(model) if not url else contextlib.nullcontext(url) as address:
-        target = Target.parse(address, model, key)
+    given = contextlib.nullcontext(Target.parse(url, model, key)) if url else None
+    with given or _server(model) as target:
         reports = []
         for name in names or tuple(WORKLOADS):
             options: dict[str, Any] = {"output_tokens": output_tokens}
@@ -84,45 +87,49 @@ def _print(reports: list[Report]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="latencies in milliseconds")
-    for heading in (
-        "workload",
-        "requests",
-        "failed",
-        "req/s",
-        "out tok/s",
-        "TTFT p50/p95/p99",
-        "ITL p50/p95/p99",
-        "E2E p50/p95/p99",
-    ):
-        table.add_column(heading, justify="left" if heading == "workload" else "right")
+    table = Table()  # a column for each workload: three of them fit in 80 characters
+    table.add_column("")
     for r in reports:
-        latencies = [
-            f"{p.p50 * 1e3:.1f}/{p.p95 * 1e3:.1f}/{p.p99 * 1e3:.1f}"
-            for p in (r.ttft, r.inter_token, r.end_to_end)
-        ]
-        table.add_row(
-            r.workload,
-            str(r.requests),
-            str(r.failed),
-            f"{r.requests_per_second:.2f}",
-            f"{r.output_tokens_per_second:.0f}",
-            *latencies,
-        )
-    console = Console()
-    console.print(table)
+        table.add_column(r.workload, justify="right")
+    lines: dict[str, list[str]] = {
+        "requests": [str(r.requests) for r in reports],
+        "failed": [str(r.failed) for r in reports],
+        "requests/s": [f"{r.requests_per_second:.2f}" for r in reports],
+        "output tokens/s": [f"{r.output_tokens_per_second:.0f}" for r in reports],
+    }
+    for name, attribute in (("TTFT", "ttft"), ("inter-token", "inter_token"), ("end to end", "end_to_end")):
+        for rank in ("p50", "p95", "p99"):
+            lines[f"{name} {rank} ms"] = [
+                f"{getattr(getattr(r, attribute), rank) * 1e3:.1f}" for r in reports
+            ]
+    for heading, cells in lines.items():
+        table.add_row(heading, *cells)
+    Console().print(table)
     for r in reports:
         for error in r.errors:
-            console.print(f"[red]{r.workload}: {error}[/red]")
+            click.echo(f"{r.workload}: {error}", err=True)
 
 
 @contextlib.contextmanager
-def _server(model: str) -> Iterator[str]:
-    """A `toque serve` of its own on a free loopback port, stopped at the end."""
+def _server(model: str) -> Iterator[Target]:
+    """A `toque serve` of its own on a free loopback port, stopped at the end. It keeps out of this machine's ledger."""
+    from toque.bench.client import Target
+
+    key = secrets.token_hex(16)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-m", "toque", "serve", model, "--port", str(port)])
+    folder = tempfile.TemporaryDirectory(prefix="toque-bench-")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toque", "serve", model, "--port", str(port), "--log-level", "warning"],
+        env={
+            **os.environ,
+            "TOQUE_AUTH_API_KEYS": key,
+            "TOQUE_LEDGER_FOLDER": folder.name,
+            "TOQUE_LEDGER_URL": "",
+        },
+        stdout=subprocess.DEVNULL,  # what it says when it is ready
+    )
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 120
@@ -131,13 +138,16 @@ def _server(model: str) -> Iterator[str]:
                 raise ConfigError(
                     f"the server for {model!r} ended with exit code {process.returncode} before it was ready"
                 )
-            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            with contextlib.suppress(OSError):  # not there yet, not ready yet, or slow to say so
                 urllib.request.urlopen(f"{url}/ready", timeout=1).close()
                 break
             if time.monotonic() > deadline:
                 raise ConfigError(f"the server for {model!r} was not ready after 120 s")
             time.sleep(0.05)
-        yield url
+        asking = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(asking, timeout=10) as answer:
+            served = json.load(answer)["data"][0]["id"]  # a path is served under the file's name
+        yield Target.parse(url, served, key)
     finally:
         process.terminate()
         try:
@@ -145,3 +155,4 @@ def _server(model: str) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        folder.cleanup()

@@ -38,8 +38,16 @@ def overview() -> str:
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Entry point. Exit codes: 0 done, 1 a clear error on stderr, 2 wrong usage."""
-    args = sys.argv[1:] if argv is None else argv
+    """Entry point. Exit codes: 0 done, 1 a clear error on stderr, 2 wrong usage, 130 interrupted by Ctrl-C."""
+    try:
+        _call(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _call(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help", "help"):
         print(overview())
         sys.exit(0 if args else 2)
@@ -50,11 +58,19 @@ def main(argv: list[str] | None = None) -> NoReturn:
         sys.exit(2)
     module, attribute, _ = VERBS[args[0]]
     command = getattr(import_module(module), attribute)
+    import click
+
     from toque.errors import ToqueError
 
     try:
-        command.main(args=args[1:], prog_name=f"toque {args[0]}", standalone_mode=True)
+        # Not standalone: click would end Ctrl-C in "Aborted!" and exit code 1.
+        code = command.main(args=args[1:], prog_name=f"toque {args[0]}", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:  # what click makes of Ctrl-C, after a line break
+        sys.exit(130)
     except ToqueError as error:
         print(f"toque: {error.message}", file=sys.stderr)
         sys.exit(1)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

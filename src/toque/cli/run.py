@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from toque.errors import RequestError
+from toque.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from toque.engine.llm import LLM
@@ -51,8 +55,8 @@ def command(
         model, context_length=context_length, threads=threads, max_sequences=4, quantize=quantize
     ) as llm:
         if prompt is not None:
-            _answer(llm, [*opening, {"role": "user", "content": prompt}], sampling)
-            return
+            _, interrupted = _answer(llm, [*opening, {"role": "user", "content": prompt}], sampling)
+            sys.exit(130 if interrupted else 0)
         _converse(llm, opening, sampling)
 
 
@@ -75,23 +79,44 @@ def _converse(llm: LLM, opening: list[dict[str, Any]], sampling: Any) -> None:
             continue
         messages.append({"role": "user", "content": text})
         try:
-            messages.append({"role": "assistant", "content": _answer(llm, messages, sampling)})
-        except RequestError as error:
+            answer, _ = _answer(llm, messages, sampling)
+            messages.append({"role": "assistant", "content": answer})
+        except (RequestError, EngineError) as error:
             messages.pop()
             click.secho(error.message, fg="red", err=True)
 
 
-def _answer(llm: LLM, messages: list[dict[str, Any]], sampling: Any) -> str:
-    """Print the answer as it comes; Ctrl-C ends it and keeps what was said."""
+def _answer(llm: LLM, messages: list[dict[str, Any]], sampling: Any) -> tuple[str, bool]:
+    """Print the answer as it comes; Ctrl-C ends it and keeps what was said. The text, and whether that happened."""
     parts: list[str] = []
     stream = llm.stream_chat(messages, sampling)
+    with _interruptible() as interrupts:
+        try:
+            for delta in stream:
+                parts.append(delta.text)
+                click.echo(delta.text, nl=False)
+                if delta.error is not None:
+                    raise EngineError(delta.error)
+                if interrupts:
+                    break
+        finally:
+            stream.close()
+            click.echo()
+    return "".join(parts), bool(interrupts)
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """The first Ctrl-C only lands in the list, so that it cuts no step of the engine in two; a second one raises."""
+    interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupts:
+            raise KeyboardInterrupt
+        interrupts.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
     try:
-        for delta in stream:
-            parts.append(delta.text)
-            click.echo(delta.text, nl=False)
-    except KeyboardInterrupt:
-        pass
+        yield interrupts
     finally:
-        stream.close()
-    click.echo()
-    return "".join(parts)
+        signal.signal(signal.SIGINT, before)

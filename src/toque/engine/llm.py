@@ -238,6 +238,7 @@ class LLM:
     ) -> tuple[list[tuple[int, ...]], bool]:
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
+        _ = self.engine  # one that makes embeddings says so, rather than that it has no template
         template = self._chat_template()
         encoded = []
         for conversation in conversations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -57,6 +58,11 @@ class EngineOptions:
         for name in ("threads", "context_length", "kv_memory_mb", "kv_blocks"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}", param=name)
+        most = max(64, 4 * (os.cpu_count() or 1))  # many more than cores only wait for each other
+        if self.threads > most:
+            raise ConfigError(
+                f"threads must be at most {most} on this machine, got {self.threads}", param="threads"
+            )
         for name, high in (("max_batch_tokens", 65536), ("max_sequences", 1024)):
             if not 1 <= getattr(self, name) <= high:
                 raise ConfigError(

@@ -64,13 +64,16 @@ class Store:
     def resolve(self, reference: str, report: Report | None = None) -> Path:
         """What to load for a catalog name, a source URI, or a path that exists; pulled first if need be.
 
-        Without a ``report`` a download is told to the log. Raises as `pull`.
+        Without a ``report`` a download is told to the log. Raises as `pull`, and ModelNotFoundError for a path that
+        does not exist.
         """
         if reference.startswith("file:"):
             reference = reference.removeprefix("file:")
         path = Path(reference).expanduser()
         if ("/" in reference or reference.endswith(".gguf") or ":" not in reference) and path.exists():
             return path.absolute()
+        if ":" not in reference and ("/" in reference or reference.endswith(".gguf")):
+            raise ModelNotFoundError(f"there is no file or folder {reference[:200]!a}", param="model")
         return self.pull(reference, LogProgress(log) if report is None else report)
 
     def pull(self, reference: str, report: Report = silent, *, name: str | None = None) -> Path:
