@@ -99,10 +99,12 @@ struct OwnedAct {
                                   std::to_string(width));
     }
     const size_t codes = act_code_bytes(kind, tokens, width),
-                 scales = act_scale_count(kind, tokens, width) * 4;
-    memory = std::make_unique<Arena>(codes + scales + 128);
-    act = {kind, tokens, width, table.tile_max, memory->allocate(codes), nullptr};
+                 scales = act_scale_count(kind, tokens, width) * 4,
+                 peaks = act_peak_bytes(kind, tokens, width);
+    memory = std::make_unique<Arena>(codes + scales + peaks + 192);
+    act = {kind, tokens, width, table.tile_max, memory->allocate(codes), nullptr, nullptr};
     act.scales = reinterpret_cast<float*>(memory->allocate(scales));
+    act.peaks = memory->allocate(peaks);
   }
 
   float at(int token, int k) const {
@@ -117,7 +119,13 @@ struct OwnedAct {
       return value;
     }
     const auto code = reinterpret_cast<const int8_t*>(slot.codes)[(i / 4 * T + t) * 4 + i % 4];
-    return slot.scales[(i / kGroup * kScaleFields + kScale) * T + t] * static_cast<float>(code);
+    int value = code;
+    if (slot.peaks[i / kGroup] == i % kGroup / 4 + 1) {
+      Peak peak;
+      std::memcpy(&peak, slot.peaks + peak_flags(act.width) + i / kGroup * sizeof(Peak), sizeof peak);
+      value += kPeakStep * peak.high[i % 4];
+    }
+    return slot.scales[(i / kGroup * kScaleFields + kScale) * T + t] * static_cast<float>(value);
   }
 
   nb::ndarray<nb::numpy, float, nb::ndim<2>> to_numpy() const {

@@ -122,19 +122,6 @@ class Model {
     flush(label, in);
   }
 
-  // Returns the rows it writes.
-  Rows refined_linear(const std::string& label, const Rows& x, const PackedMatrix& weight) {
-    if (x.width != weight.cols || kernels.act_kind(weight.format) != ActKind::kI8) {
-      throw std::invalid_argument("refined_linear takes a weight for int8 activations as wide as x");
-    }
-    LinearPart part;
-    part.weight = weight;
-    part.out = plan.rows(weight.rows, x.domain, 2);
-    const Rows out = part.out;
-    build.refined_linear(label, x, std::move(part));
-    return out;
-  }
-
   void gated_linear(const std::string& label, const ActBuffer& in, const PackedMatrix& gate,
                     const PackedMatrix& up, std::optional<Floats> gate_bias, std::optional<Floats> up_bias,
                     const std::string& activation, const Rows* rows, const ActBuffer* act) {
@@ -394,14 +381,6 @@ void bind_plan(nb::module_& m) {
       .def("linear", &Model::linear, "label"_a, "x"_a, "weight"_a, "bias"_a.none(), "out"_a, "add"_a,
            "`add`: to what `out` already holds.")
       .def("shared_linear", &Model::shared_linear, "label"_a, "x"_a, "weights"_a, "biases"_a, "outs"_a)
-      .def("refined_linear", &Model::refined_linear, "label"_a, "x"_a, "weight"_a,
-           "With activations of twice the precision; returns its output.")
-      .def(
-          "takes_int8",
-          [](const Model& self, const PackedMatrix& w) {
-            return self.kernels.act_kind(w.format) == ActKind::kI8;
-          },
-          "weight"_a)
       .def("gated_linear", &Model::gated_linear, "label"_a, "x"_a, "gate"_a, "up"_a, "gate_bias"_a.none(),
            "up_bias"_a.none(), "act_name"_a, "rows"_a.none(), "act"_a.none())
       .def(

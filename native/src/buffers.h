@@ -56,16 +56,16 @@ struct ActBuffer {
   int width = 0;
   Domain domain = Domain::kTokens;
   int tile_max = 1;
-  int copies =
-      1;  // 2: every row's rounding errors follow as a row of their own (PlanBuilder::refined_linear)
+  int copies = 1;               // rows per row of the domain
   std::vector<uint8_t*> codes;  // [0] holds all rows; the others one row each
   std::vector<float*> scales;
+  std::vector<uint8_t*> peaks;
 
   explicit operator bool() const { return !codes.empty(); }
   bool is_private(const StepInput& step) const { return codes.size() > 1 && count(step, domain) == 1; }
   Act view(const StepInput& step, int worker) const {
     const size_t i = is_private(step) ? static_cast<size_t>(worker) : 0;
-    return {kind, copies * count(step, domain), width, tile_max, codes[i], scales[i]};
+    return {kind, copies * count(step, domain), width, tile_max, codes[i], scales[i], peaks[i]};
   }
 };
 

@@ -190,6 +190,31 @@ TOQUE_INLINE void group_dot_8bit(const uint8_t* codes, const int8_t* a, Emit&& e
   memory_fence();
 }
 
+// 16 rows x one quad.
+template <Format F, bool Unpacked>
+TOQUE_INLINE i32x16 quad_dot(const uint8_t* codes, int quad, const int8_t* a) {
+  const u8x64 x = broadcast4(a);
+  const __m256i ones = _mm256_set1_epi16(1);
+  if constexpr (format_shape(F).bits == 8 && Unpacked) {
+    const u8x64 low = load_bytes(codes + 128 * quad), high = load_bytes(codes + 128 * quad + 64);
+    const __m256i sixteens = _mm256_set1_epi16(16);
+    return {_mm256_add_epi32(_mm256_madd_epi16(_mm256_maddubs_epi16(low.lo, x.lo), ones),
+                             _mm256_madd_epi16(_mm256_maddubs_epi16(high.lo, x.lo), sixteens)),
+            _mm256_add_epi32(_mm256_madd_epi16(_mm256_maddubs_epi16(low.hi, x.hi), ones),
+                             _mm256_madd_epi16(_mm256_maddubs_epi16(high.hi, x.hi), sixteens))};
+  } else {
+    u8x64 w;
+    if constexpr (Unpacked) {
+      w = load_bytes(codes + 64 * quad);
+    } else {
+      w = unpack_quad_at<F>(codes, quad);
+    }
+    if constexpr (format_shape(F).bits == 8) return dot4(broadcast((int32_t)0), w, x);
+    return {_mm256_madd_epi16(_mm256_maddubs_epi16(w.lo, x.lo), ones),
+            _mm256_madd_epi16(_mm256_maddubs_epi16(w.hi, x.hi), ones)};
+  }
+}
+
 template <Format F, bool Unpacked, int T, int G, typename Emit>
 TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) {
   constexpr int kBits = format_shape(F).bits;
@@ -207,6 +232,13 @@ constexpr bool kUnpackAhead = false;
 TOQUE_CONSTEXPR size_t unpacked_bytes(Format) { return 0; }
 template <Format F>
 TOQUE_INLINE void unpack_block(const uint8_t*, uint8_t*) {}
+
+// 16 rows x one quad.
+template <Format F, bool Unpacked>
+TOQUE_INLINE i32x16 quad_dot(const uint8_t* codes, int quad, const int8_t* a) {
+  static_assert(!Unpacked);
+  return dot4(broadcast((int32_t)0), unpack_quad_at<F>(codes, quad), broadcast4(a));
+}
 
 #if defined(TOQUE_SIMD_AVX512)
 

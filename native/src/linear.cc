@@ -7,6 +7,8 @@
 //                                            acc = fma(dot * d, scale, acc); acc = fma(min, d * sum, acc)
 //                                            with mins
 //
+//                     for each peak (act.h), in order of K:  acc = fma(dot * peak scale, scale, acc)
+//
 // with `dot` an exact integer, whatever T is and wherever the token sits in its tile: results do not depend
 // on batching.
 #include "act.h"
@@ -189,6 +191,36 @@ void unpacked_tile(const TileArgs& args) {
   sums.finish();
 }
 
+// A token's peaks as the kernels want them.
+struct PeakAt {
+  int place;  // 8 * block + quad
+  Peak peak;
+};
+
+// Adds the upper parts of a token's peaks to its 16 sums.
+template <Format F, bool Unpacked>
+void add_peaks(const uint8_t* tile, const PeakAt* peak, const PeakAt* end, float* sums) {
+  constexpr int kGroups = kGroup / format_shape(F).group;
+  f32x16 sum = load(sums);
+  for (; peak != end; ++peak) {
+    const int block = peak->place / 8, quad = peak->place % 8, group = quad * kGroups / 8;
+    f32x16 scale;
+    const uint8_t* codes;
+    if constexpr (Unpacked) {
+      const uint8_t* unpacked = tile + (size_t)block * (unpacked_scales(F) + unpacked_bytes(F));
+      scale = load((const float*)unpacked + 16 * group);
+      codes = unpacked + unpacked_scales(F);
+    } else {
+      const uint8_t* record = tile + (size_t)(block / 2) * record_bytes(F);
+      scale = load_f16((const uint16_t*)record + (block % 2 * kGroups + group) * kTileRows);
+      codes = record + codes_offset(F) + block % 2 * block_bytes(F);
+    }
+    const i32x16 dot = quad_dot<F, Unpacked>(codes, quad, peak->peak.high);
+    sum = fma(to_f32(dot) * broadcast(peak->peak.scale), scale, sum);
+  }
+  store(sums, sum);
+}
+
 // Weights of one k for 16 rows.
 template <Format F>
 TOQUE_INLINE f32x16 load_weights(const uint8_t* tile, int k) {
@@ -250,6 +282,8 @@ struct FormatKernels {
   TileKernel
       unpacked[kTileMax + 1];  // the same from a tile that `unpack` has unpacked; null where that has no use
   void (*unpack)(const uint8_t* tile, int cols, uint8_t* out);
+  void (*packed_peaks)(const uint8_t* tile, const PeakAt* begin, const PeakAt* end, float* sums);
+  void (*unpacked_peaks)(const uint8_t* tile, const PeakAt* begin, const PeakAt* end, float* sums);
 };
 
 template <Format F, int T = 1>
@@ -264,8 +298,12 @@ TOQUE_INLINE void fill_kernels(FormatKernels& kernels) {
       kernels.packed[T] = float_tile<F, T>;
     }
     fill_kernels<F, T + 1>(kernels);
-  } else if constexpr (is_integer(F) && kUnpackAhead) {
-    kernels.unpack = unpack_tile<F>;
+  } else if constexpr (is_integer(F)) {
+    kernels.packed_peaks = add_peaks<F, false>;
+    if constexpr (kUnpackAhead) {
+      kernels.unpack = unpack_tile<F>;
+      kernels.unpacked_peaks = add_peaks<F, true>;
+    }
   }
 }
 
@@ -303,6 +341,46 @@ FormatKernels kernels_of(Format format) {
   return kernels;
 }
 
+// The peaks of all tokens, gathered once for all output tiles.
+struct Peaks {
+  const PeakAt* at = nullptr;
+  const int* ends = nullptr;  // [tokens + 1] token t has peaks ends[t] .. ends[t + 1] - 1
+
+  static size_t bytes(const Act& act) {
+    if (act.kind != ActKind::kI8) return 0;
+    const size_t most = (size_t)act.tokens * (size_t)(act.width / kGroup);
+    return ((most * sizeof(PeakAt) + ((size_t)act.tokens + 1) * sizeof(int)) + 63) / 64 * 64;
+  }
+
+  // In `memory` of at least bytes().
+  void gather(const Act& act, uint8_t* memory) {
+    if (act.kind != ActKind::kI8) return;
+    int* end = (int*)memory;
+    PeakAt* out = (PeakAt*)(end + act.tokens + 1);
+    ends = end;
+    at = out;
+    const int flags = peak_flags(act.width), groups = act.width / kGroup;
+    const size_t stride = peak_stride(act.kind, act.width);
+    for (int token = 0; token < act.tokens; ++token) {
+      *end++ = (int)(out - at);
+      const uint8_t* peaks = act.peaks + (size_t)token * stride;
+      for (int first = 0; first < groups; first += 8) {
+        uint64_t any;
+        memcpy(&any, peaks + first, 8);
+        if (groups - first < 8) any &= ((uint64_t)1 << 8 * (groups - first)) - 1;
+        while (any != 0) {
+          const int byte = __builtin_ctzll(any) / 8, group = first + byte;
+          any &= ~((uint64_t)0xff << 8 * byte);
+          out->place = 8 * group + peaks[group] - 1;
+          memcpy(&out->peak, peaks + flags + (size_t)group * sizeof(Peak), sizeof(Peak));
+          ++out;
+        }
+      }
+    }
+    *end = (int)(out - at);
+  }
+};
+
 // One weight matrix against one set of packed activations.
 struct Product {
   const PackedMatrix& weight;
@@ -339,11 +417,17 @@ struct Product {
   }
 
   // sums[t][16] of token tile i.
-  void run(const uint8_t* prepared, int i, float* sums) const {
+  void run(const uint8_t* prepared, const Peaks& peaks, int i, float* sums) const {
     TokenTile tile = tokens(i);
     const TileKernel* by_tokens = unpacked_bytes ? kernels.unpacked : kernels.packed;
     by_tokens[tile.size](TileArgs{prepared, weight.cols, in.codes + tile.first * code_bytes,
                                   in.scales + tile.first * scale_floats, sums});
+    if (peaks.ends == nullptr) return;
+    const auto add = unpacked_bytes ? kernels.unpacked_peaks : kernels.packed_peaks;
+    for (int t = 0; t < tile.size; ++t) {
+      const int begin = peaks.ends[tile.first + t], end = peaks.ends[tile.first + t + 1];
+      if (begin < end) add(prepared, peaks.at + begin, peaks.at + end, sums + 16 * t);
+    }
   }
 };
 
@@ -370,7 +454,11 @@ TOQUE_INLINE f32x16 activate(Activation activation, f32x16 x) {
 void store_units(const LinearArgs& args, int first_unit, int last_unit) {
   const PackedMatrix& weight = args.weight;
   const Product product(weight, args.in);
-  uint8_t* scratch = thread_scratch(product.unpacked_bytes);
+  const size_t peak_bytes = Peaks::bytes(args.in);
+  uint8_t* const memory = thread_scratch(peak_bytes + product.unpacked_bytes);
+  uint8_t* const scratch = memory + peak_bytes;
+  Peaks peaks;
+  peaks.gather(args.in, memory);
   const bool add_to_out = args.epilogue == Epilogue::kAdd;
   alignas(64) float sums[kTileMax * 16];
   for (int unit = first_unit; unit < last_unit; ++unit) {
@@ -378,7 +466,7 @@ void store_units(const LinearArgs& args, int first_unit, int last_unit) {
     const f32x16 bias = load_bias(args.bias, row, rows);
     const uint8_t* tile = product.prepare(unit, scratch);
     for (int i = 0; i < product.tiles; ++i) {
-      product.run(tile, i, sums);
+      product.run(tile, peaks, i, sums);
       const TokenTile tokens = product.tokens(i);
       float* out = args.out + tokens.first * args.out_stride + row;
       for (int t = 0; t < tokens.size; ++t, out += args.out_stride) {
@@ -399,8 +487,12 @@ void activate_units(const LinearArgs& args, int first_unit, int last_unit) {
   const PackedMatrix &weight = args.weight, &up = args.up;
   const bool gated = args.epilogue == Epilogue::kGated;
   const Product product(weight, args.in), up_product(gated ? up : weight, args.in);
-  uint8_t* scratch = thread_scratch(2 * (product.unpacked_bytes + up_product.unpacked_bytes));
-  uint8_t* up_scratch = scratch + 2 * product.unpacked_bytes;
+  const size_t peak_bytes = Peaks::bytes(args.in);
+  uint8_t* const memory =
+      thread_scratch(peak_bytes + 2 * (product.unpacked_bytes + up_product.unpacked_bytes));
+  uint8_t *const scratch = memory + peak_bytes, *const up_scratch = scratch + 2 * product.unpacked_bytes;
+  Peaks peaks;
+  peaks.gather(args.in, memory);
   alignas(64) float sums[2][kTileMax * 16], up_sums[2][kTileMax * 16];
   for (int unit = first_unit; unit < last_unit; ++unit) {
     const int row = unit * kGroup, rows = weight.rows - row < kGroup ? weight.rows - row : kGroup;
@@ -418,8 +510,8 @@ void activate_units(const LinearArgs& args, int first_unit, int last_unit) {
     }
     for (int i = 0; i < product.tiles; ++i) {
       for (int h = 0; h < halves; ++h) {
-        product.run(tiles[h], i, sums[h]);
-        if (gated) up_product.run(up_tiles[h], i, up_sums[h]);
+        product.run(tiles[h], peaks, i, sums[h]);
+        if (gated) up_product.run(up_tiles[h], peaks, i, up_sums[h]);
       }
       const TokenTile tokens = product.tokens(i);
       for (int t = 0; t < tokens.size; ++t) {

@@ -171,7 +171,8 @@ Act MoeOp::rows_of(const ActBuffer& act, int expert) const {
           act.width,
           act.tile_max,
           act.codes[0] + first * code_stride(act.kind, act.width),
-          act.scales[0] + first * scale_stride(act.kind, act.width)};
+          act.scales[0] + first * scale_stride(act.kind, act.width),
+          act.peaks[0] + first * peak_stride(act.kind, act.width)};
 }
 
 LinearArgs MoeOp::gated(int expert) const {

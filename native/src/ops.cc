@@ -120,32 +120,6 @@ void PlanBuilder::pack(Rows x, ActBuffer out) {
   });
 }
 
-void PlanBuilder::refined_linear(std::string label, Rows x, LinearPart part) {
-  const ActBuffer act = plan_.act(ActKind::kI8, x.width, x.domain, kernels_.tile_max, false, 2);
-  plan_.need_scratch(static_cast<size_t>(x.width) + 64);
-  row_op("pack", x.domain, [kernels = &kernels_, x, act](const StepInput& step, int row, Worker& worker) {
-    const Act rows = act.view(step, 0);
-    kernels->pack_rows(rows, x.data, x.stride, row, row + 1);
-    // The same row again, less what was stored of it.
-    const ActSlot slot = act_slot(rows, row);
-    const auto* codes = reinterpret_cast<const int8_t*>(slot.codes);
-    const size_t size = static_cast<size_t>(slot.size), t = static_cast<size_t>(slot.t);
-    for (size_t k = 0; k < static_cast<size_t>(x.width); ++k) {
-      const float scale = slot.scales[(k / kGroup * kScaleFields + kScale) * size + t];
-      worker.scratch[k] = x.row(row)[k] - scale * static_cast<float>(codes[(k / 4 * size + t) * 4 + k % 4]);
-    }
-    const int copy = count(step, x.domain) + row;
-    kernels->pack_rows(rows, worker.scratch, 0, copy, copy + 1);
-  });
-  const Rows out = part.out;
-  std::vector<LinearPart> parts;
-  parts.push_back(std::move(part));
-  linear(std::move(label), act, std::move(parts));
-  row_op("add", out.domain, [k = &row_kernels_, out](const StepInput& step, int row, Worker&) {
-    k->add(out.row(row), out.row(count(step, out.domain) + row), out.width, out.row(row));
-  });
-}
-
 void PlanBuilder::rotate(Rows x, int head_dim, std::shared_ptr<RopeTable> rope, Rows out) {
   row_op("rope", x.domain,
          [k = &row_kernels_, x, head_dim, rope, out](const StepInput& step, int row, Worker&) {

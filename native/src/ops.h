@@ -81,10 +81,6 @@ class PlanBuilder {
   void layer_norm(Rows x, std::vector<float> gain, std::vector<float> bias, float eps, RowSink out);
   void linear(std::string label, ActBuffer in, std::vector<LinearPart> parts);
   void pack(Rows x, ActBuffer out);
-  // out = weight * x with int8 activations of twice the precision: what rounding x to int8 loses is rounded
-  // to int8 as well, and both go through the kernel as rows of their own. For the output matrix, whose
-  // rounding errors reach the logits unfiltered; `out` has `copies` 2.
-  void refined_linear(std::string label, Rows x, LinearPart part);
   void rotate(Rows x, int head_dim, std::shared_ptr<RopeTable> rope, Rows out);
   void act_mul(Activation act, Rows gate, Rows up, RowSink out);
   void activate(Activation act, Rows x, RowSink out);

@@ -43,11 +43,12 @@ Rows Plan::rows(int width, Domain domain, int copies) {
 }
 
 ActBuffer Plan::act(ActKind kind, int width, Domain domain, int tile_max, bool per_worker, int copies) {
-  ActBuffer buffer{kind, width, domain, tile_max, copies, {}, {}};
+  ActBuffer buffer{kind, width, domain, tile_max, copies, {}, {}, {}};
   const auto add = [&](int tokens) {
     buffer.codes.push_back(memory(act_code_bytes(kind, tokens, width)));
     buffer.scales.push_back(
         reinterpret_cast<float*>(memory(act_scale_count(kind, tokens, width) * sizeof(float) + 64)));
+    buffer.peaks.push_back(memory(act_peak_bytes(kind, tokens, width) + 64));
   };
   add(copies * max_count(domain));
   for (int worker = 1; per_worker && worker < threads(); ++worker) add(1);

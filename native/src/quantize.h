@@ -7,18 +7,65 @@
 
 namespace toque::TOQUE_ISA {
 
+// The loudest quad of a group and how loud the others are.
+struct Loudness {
+  float first, second;
+  int quad;
+};
+TOQUE_INLINE Loudness loudness(f32x16 low, f32x16 high) {
+  alignas(64) float quads[kGroup];  // four times each quad's maximum
+  store(quads, max_of_quads(abs(low)));
+  store(quads + 16, max_of_quads(abs(high)));
+  float first = 0.0f, second = 0.0f;
+  TOQUE_UNROLL
+  for (int j = 0; j < kGroup; j += 4) {
+    const float x = quads[j], smaller = x < first ? x : first;
+    second = smaller > second ? smaller : second;
+    first = x > first ? x : first;
+  }
+  int quad = 0;
+  if (first > kPeakRatio * second) {
+    while (quads[4 * quad] != first) ++quad;
+  }
+  return {first, second, quad};
+}
+
+// Takes 128 * high off the peak's four values and notes it.
+TOQUE_INLINE void store_peak(const ActSlot& slot, int group, int quad, float d, i32x16 low, i32x16 high,
+                             int32_t* quads) {
+  alignas(64) int32_t values[kGroup];
+  store(values, low);
+  store(values + 16, high);
+  Peak peak;
+  int8_t rest[4];
+  for (int i = 0; i < 4; ++i) {
+    const int value = values[4 * quad + i], above = (value + kPeakStep / 2) >> 7;
+    peak.high[i] = (int8_t)above;
+    rest[i] = (int8_t)(value - kPeakStep * above);
+  }
+  peak.scale = (float)kPeakStep * d;
+  memcpy(quads + quad, rest, 4);
+  memcpy(slot.peaks + peak_flags(slot.width) + (size_t)group * sizeof(Peak), &peak, sizeof peak);
+}
+
 // Values 32 * group .. 32 * group + 31 of one token. `count` < 32 marks the ragged end of a float row (lanes
 // beyond it are not stored; kI8 widths are multiples of 32). Non-finite values: an infinity or NaN makes the
 // token's whole group NaN, so that it stays visible downstream, and never another token's.
 TOQUE_INLINE void store_group(const ActSlot& slot, int group, f32x16 low, f32x16 high, int count = kGroup) {
   const int T = slot.size;
   if (slot.kind == ActKind::kI8) {
-    float largest = reduce_max(max(abs(low), abs(high)));
+    const Loudness loud = loudness(low, high);
     // abs() and max() may drop a NaN operand; x - x is NaN for every non-finite x, and 0 otherwise.
     float check = reduce_add((low - low) + (high - high));
+    const bool peak = loud.first > kPeakRatio * loud.second && loud.first >= 1e-30f && check == 0.0f;
+    float largest = loud.first;
+    if (peak) {  // at least so large that the peak's upper part fits a byte
+      const float least = loud.first / (float)kPeakStep;
+      largest = loud.second > least ? loud.second : least;
+    }
     float d = largest / 127.0f + check;
     f32x16 inverse = broadcast(largest > 0.0f ? 127.0f / largest : 0.0f);
-    if (largest < 1e-30f || check != 0.0f) inverse = zero_f32();
+    if (loud.first < 1e-30f || check != 0.0f) inverse = zero_f32();
     i32x16 q_low = round_i32(low * inverse), q_high = round_i32(high * inverse);
     if (check != 0.0f) q_low = q_high = broadcast((int32_t)0);
     int sum_low = reduce_add(q_low), sum_high = reduce_add(q_high);
@@ -26,6 +73,8 @@ TOQUE_INLINE void store_group(const ActSlot& slot, int group, f32x16 low, f32x16
     alignas(32) int32_t quads[8];
     store_i8((int8_t*)quads, q_low);
     store_i8((int8_t*)(quads + 4), q_high);
+    slot.peaks[group] = (uint8_t)(peak ? loud.quad + 1 : 0);
+    if (peak) store_peak(slot, group, loud.quad, d, q_low, q_high, quads);
     int32_t* codes = (int32_t*)slot.codes + (size_t)group * 8 * T + slot.t;
     for (int j = 0; j < 8; ++j) codes[(size_t)j * T] = quads[j];
 

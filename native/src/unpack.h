@@ -28,6 +28,26 @@ TOQUE_INLINE u8x64 unpack_quad(const uint8_t* codes) {
   }
 }
 
+// The same for a quad known at run time only.
+template <Format F>
+TOQUE_INLINE u8x64 unpack_quad_at(const uint8_t* codes, int j) {
+  constexpr int kBits = format_shape(F).bits;
+  if constexpr (kBits == 8) {
+    return load_bytes(codes + 64 * j);
+  } else {
+    u8x64 low = shift_words_right(load_bytes(codes + 64 * (j / 2)), 4 * (j % 2)) & broadcast_byte(15);
+    if constexpr (kBits == 5) {
+      u8x64 bit = shift_words_right(load_bytes(codes + 256), j) & broadcast_byte(1);
+      return low | shift_words<4>(bit);
+    } else if constexpr (kBits == 6) {
+      u8x64 bits = shift_words_right(load_bytes(codes + 256 + 64 * (j / 4)), 2 * (j % 4)) & broadcast_byte(3);
+      return low | shift_words<4>(bits);
+    } else {
+      return low;
+    }
+  }
+}
+
 // Code k (0..31) of row `row` of one block.
 template <Format F>
 TOQUE_INLINE int code_at(const uint8_t* codes, int row, int k) {

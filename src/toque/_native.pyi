@@ -188,10 +188,6 @@ class Model:
         biases: Sequence[NDArray[numpy.float32] | None],
         outs: Sequence[Rows],
     ) -> None: ...
-    def refined_linear(self, label: str, x: Rows, weight: PackedMatrix) -> Rows:
-        """With activations of twice the precision; returns its output."""
-
-    def takes_int8(self, weight: PackedMatrix) -> bool: ...
     def gated_linear(
         self,
         label: str,

@@ -51,6 +51,8 @@ TOQUE_INLINE f32x16 sqrt(f32x16 a) { return {_mm512_sqrt_ps(a.v)}; }
 TOQUE_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 TOQUE_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 TOQUE_INLINE f32x16 abs(f32x16 a) { return {_mm512_abs_ps(a.v)}; }
+// In each lane the largest of its four neighbours 4i..4i+3.
+TOQUE_INLINE f32x16 max_of_quads(f32x16 a) { a = max(a, f32x16{_mm512_permute_ps(a.v, 0xb1)}); return max(a, f32x16{_mm512_permute_ps(a.v, 0x4e)}); }
 TOQUE_INLINE i32x16 add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
 
@@ -159,6 +161,9 @@ TOQUE_INLINE u8x64 shift_words(u8x64 a) {
   if constexpr (N == 0) return a;
   return {N > 0 ? _mm512_slli_epi16(a.v, N & 15) : _mm512_srli_epi16(a.v, -N & 15)};
 }
+
+// Right by n bits, n known at run time only.
+TOQUE_INLINE u8x64 shift_words_right(u8x64 a, int n) { return {_mm512_srl_epi16(a.v, _mm_cvtsi32_si128(n))}; }
 
 // Reductions fold 16 -> 8 -> 4 -> 2 -> 1, always adding lane i + half to lane i.
 TOQUE_INLINE __m256 fold_low(f32x16 a) { return _mm512_castps512_ps256(a.v); }

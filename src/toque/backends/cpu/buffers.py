@@ -6,7 +6,7 @@ A value lives as float rows, as packed activations (what linear kernels read), o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from toque import _native
@@ -18,9 +18,9 @@ LINEAR_OPS = frozenset({"linear", "gated_linear"})
 class Uses:
     """Who reads each value as what, and when for the last time."""
 
-    def __init__(self, graph: Graph, as_rows: Iterable[Value]) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._last: dict[int, int] = {}
-        self._as_rows = {graph.output.id, *(value.id for value in as_rows)}
+        self._as_rows = {graph.output.id}
         for index, node in enumerate(graph.nodes):
             for position, value in enumerate(node.inputs):
                 self._last[value.id] = index

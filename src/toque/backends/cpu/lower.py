@@ -39,14 +39,13 @@ class Lowering:
         self._weights = weights
         self._model = model
         self._options = options
-        self._refined = self._refined_linear()
-        self._uses = Uses(graph, self._refined.inputs if self._refined else ())
+        self._uses = Uses(graph)
         self._pool = BufferPool(model)
         self._places: dict[int, Place] = {}
         self._ropes: dict[int, _native.RopeTable] = {}
         self._readers: dict[int, list[_native.PackedMatrix]] = {}
         for node in graph.nodes:
-            if node.op in LINEAR_OPS and node is not self._refined:
+            if node.op in LINEAR_OPS:
                 readers = self._readers.setdefault(node.inputs[0].id, [])
                 readers += [weights.matrix(name) for name in node.weights]
             elif node.op == "moe":  # its router is a linear; the experts gather rows themselves
@@ -83,21 +82,6 @@ class Lowering:
             self._model.select_rows(rows, wanted)
             rows = wanted
         self._model.finish(rows, self._options.valid_vocab, self._options.max_sequences)
-
-    def _refined_linear(self) -> Node | None:
-        """The output matrix, when its activations would be int8.
-
-        Errors of its input reach the logits unfiltered: on SmolLM2 they are a third of the whole divergence from
-        float logits. So it alone gets activations of twice the precision.
-        """
-        producers = {value.id: node for node in self._graph.nodes for value in node.outputs}
-        node = producers[self._graph.output.id]
-        while node.op in ("softcap", "scale"):
-            node = producers[node.inputs[0].id]
-        plain = (
-            node.op == "linear" and len(node.inputs) == len(node.outputs) == 1 and node.attrs["bias"] == ("",)
-        )
-        return node if plain and self._model.takes_int8(self._weights.matrix(node.weights[0])) else None
 
     # Places
 
@@ -179,12 +163,6 @@ class Lowering:
 
     def linear(self, index: int, node: Node) -> None:
         x, names, biases = node.inputs[0], node.weights, node.attrs["bias"]
-        if node is self._refined:
-            place = self._place(node.outputs[0], x)
-            matrix = self._weights.matrix(names[0])
-            place.rows = self._model.refined_linear(_label(names), self._rows(x), matrix)
-            self._pack(node.outputs[0])
-            return
         if node.attrs.get("residual"):
             self._residual_linear(index, node)
             return
