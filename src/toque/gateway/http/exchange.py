@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
-from toque.errors import ToqueError
+from toque.errors import PayloadTooLargeError, ToqueError
 from toque.gateway.auth import Caller
 from toque.gateway.http.errors import error_body, error_headers
 from toque.gateway.quota import Allowance, Charge, Quota
@@ -87,8 +87,28 @@ class Exchange:
                 async with asyncio.timeout(LAST_WORD_S):
                     await self.write(b"data: " + error_body(error) + b"\n\n")
                     await self.finish()
+        elif error.error_code == PayloadTooLargeError.code:  # found while the body was arriving
+            await self._answer_before_the_rest(error)
         else:
             await self.answer(error.status, error_body(error), [_JSON, *error_headers(error)])
+
+    async def _answer_before_the_rest(self, error: ToqueError) -> None:
+        """The answer at once, and then a while of reading what is left of the body.
+
+        A connection that is closed on data nobody has read is reset, and with it the answer that is on its way.
+        """
+        body = error_body(error)
+        length = (b"content-length", str(len(body)).encode())
+        headers = [length, _JSON, *error_headers(error)]
+        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        with suppress(TimeoutError, asyncio.CancelledError):  # a server that stops need not read on
+            async with asyncio.timeout(LAST_WORD_S):
+                while (message := await self.receive())["type"] == "http.request" and message.get(
+                    "more_body"
+                ):
+                    pass
+        await self.finish()
 
     async def start_events(self) -> None:
         await self.send({"type": "http.response.start", "status": 200, "headers": list(_EVENTS)})

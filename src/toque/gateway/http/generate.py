@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 
-from toque.errors import RequestError
+from toque.errors import PayloadTooLargeError, RequestError
 from toque.gateway.deployment import find_deployment
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.body import check_content_type, decode, read_body
@@ -15,6 +15,8 @@ from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.openai_types import ChatCompletionBody, CompletionBody
 from toque.gateway.http.respond import respond
 from toque.gateway.http.translate import MAX_TIMEOUT_S, brief, chat_request, completion_request
+
+TOO_MANY_ITEMS = "too_many_items"
 
 
 async def chat_completions(exchange: Exchange, gateway: Gateway) -> None:
@@ -58,8 +60,17 @@ def deadline_s(exchange: Exchange, timeout: float | None) -> float | None:
 
 
 async def receive_json(exchange: Exchange, gateway: Gateway) -> bytes:
+    """The body, of bounded size and with a bounded number of values in it. PayloadTooLargeError names the bound."""
     settings = gateway.settings
     check_content_type(exchange.scope)
-    return await read_body(
+    body = await read_body(
         exchange.scope, exchange.receive, settings.limits.max_body_bytes, settings.server.body_timeout_s
     )
+    most = settings.limits.max_body_items
+    if len(body) > most and (items := body.count(b",")) > most:
+        raise PayloadTooLargeError(
+            f"the body may have at most {most} commas, which bound the time to parse it, and has {items}; "
+            "split the request",
+            code=TOO_MANY_ITEMS,
+        )
+    return body

@@ -118,6 +118,8 @@ def completion_prompts(
     if not prompt:
         raise RequestError(f"{name} must not be an empty list", param=name)
     kind = type(prompt[0])
+    if kind is not int and len(prompt) > most:
+        raise RequestError(f"{name} takes at most {most} at once, got {len(prompt)}", param=name)
     for position, item in enumerate(prompt):
         if type(item) is not kind:
             raise RequestError(
@@ -127,8 +129,6 @@ def completion_prompts(
             )
     if kind is int:
         return (TokenPrompt(_token_ids(prompt, name)),)
-    if len(prompt) > most:
-        raise RequestError(f"{name} takes at most {most} at once, got {len(prompt)}", param=name)
     if kind is str:
         return tuple(TextPrompt(str(text), add_special) for text in prompt)
     return tuple(TokenPrompt(_token_ids(ids, f"{name}[{i}]")) for i, ids in enumerate(prompt))
