@@ -10,4 +10,7 @@ files = subprocess.run(
 ).stdout.split()
 sizes = sorted((len(Path(f).read_text(encoding="utf-8").splitlines()), f) for f in files if "_pb2" not in f)
 counted = [n for n, _ in sizes if n]
-print(f"line budget: {len(counted)} files, mean {sum(counted) / len(counted):.0f}, largest {sizes[-1][0]} ({sizes[-1][1]})")
+longest, name = sizes[-1]
+print(
+    f"line budget: {len(counted)} files, mean {sum(counted) / len(counted):.0f}, largest {longest} ({name})"
+)

@@ -24,7 +24,9 @@ def model_file(name: str) -> Path:
     folder = Path(os.environ.get("TOQUE_TEST_MODELS", ROOT / ".cache" / "models"))
     path = folder / name
     if not path.exists():
-        pytest.fail(f"{path} is missing: run `make models` (or set TOQUE_TEST_MODELS to a folder that has it)")
+        pytest.fail(
+            f"{path} is missing: run `make models` (or set TOQUE_TEST_MODELS to a folder that has it)"
+        )
     return path
 
 

@@ -149,12 +149,16 @@ async def test_long_and_undecodable_lines_are_cut(placement: LocalPlacement, lin
 async def test_the_parents_pid_reaches_it_and_its_secrets_do_not(
     placement: LocalPlacement, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TOQUE_API_KEYS", "secret")
-    code = "import os, sys; print(sys.argv[1], os.environ.get('TOQUE_API_KEYS'), os.environ['EXTRA'])"
+    for name in ("TOQUE_API_KEYS", "TOQUE_API_KEY", "TOQUE_AUTH_API_KEYS", "TOQUE_LEDGER_URL"):
+        monkeypatch.setenv(name, "secret")
+    code = (
+        "import os, sys; leaked = [name for name in os.environ if os.environ[name] == 'secret'];"
+        "print(sys.argv[1], *leaked, os.environ['EXTRA'])"
+    )
     argv = [sys.executable, "-c", code, PARENT_PID]
     await placement.ensure(ReplicaSpec("a", 1, argv, "/nonexistent/socket", environment={"EXTRA": "yes"}))
     await ended(placement)
-    assert lines == [("a", f"{os.getpid()} None yes")]
+    assert lines == [("a", f"{os.getpid()} yes")]
 
 
 async def test_output_can_go_to_a_folder(tmp_path: Path) -> None:

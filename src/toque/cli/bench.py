@@ -123,7 +123,7 @@ def _server(model: str) -> Iterator[Target]:
     process = subprocess.Popen(
         [sys.executable, "-m", "toque", "serve", model, "--port", str(port), "--log-level", "warning"],
         env={
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith("TOQUE_API_KEY")},
             "TOQUE_AUTH_API_KEYS": key,
             "TOQUE_LEDGER_FOLDER": folder.name,
             "TOQUE_LEDGER_URL": "",

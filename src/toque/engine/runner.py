@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from toque.backends.base import BLOCK_SIZE, Executable, Int32, StepBatch, StepResult
+from toque.backends.base import BLOCK_SIZE, Executable, StepBatch, StepResult
 from toque.engine.scheduler import StepPlan
 from toque.engine.sequence import Sequence
 
@@ -182,9 +182,3 @@ class Runner:
         self._top[row : row + count] = sequence.prompt_top
         self._wanted = True
         return count
-
-
-def block_table(batch: StepBatch, index: int, block_size: int = BLOCK_SIZE) -> Int32:
-    """The blocks that sequence ``index`` of a batch really uses, in token order."""
-    used = -(-int(batch.context[index]) // block_size)
-    return batch.block_tables[index, :used]

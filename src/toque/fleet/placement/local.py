@@ -16,7 +16,8 @@ from toque.fleet.placement.base import PARENT_PID, Event, EventKind, Node, Obser
 
 _TAIL_LINES = 40
 _MAX_LINE = 4096
-_SECRETS = ("TOQUE_API_KEY",)  # prefixes of variables that a replica has no business with
+# Prefixes of variables that a replica has no business with: keys, and the address of a database with its password.
+_SECRETS = ("TOQUE_API_KEY", "TOQUE_AUTH_", "TOQUE_LEDGER_")
 
 Log = Callable[[str, str], None]  # replica id and a line
 
