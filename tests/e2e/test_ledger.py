@@ -45,7 +45,9 @@ def test_usage_survives_a_killed_gateway_and_adds_up(parrot_folder: Path, tmp_pa
             server.process.kill()  # the last answer is out, and hardly in the database
             server.process.wait()
     with serving(parrot_folder, *flags, name="parrot", home=home) as server:
-        shown.append(server.post("/v1/completions", prompt="y\n", max_tokens=3).json()["usage"])
+        answer = server.post("/v1/completions", prompt="y\n", max_tokens=3).json()
+        shown.append(answer["usage"])
+        last_id = answer["id"]
         server.until(lambda: server.metric("toque_ledger_open_requests") == 0)
         assert server.metric("toque_list_amount_total") > 0
         assert server.terminate() == 0
@@ -69,6 +71,12 @@ def test_usage_survives_a_killed_gateway_and_adds_up(parrot_folder: Path, tmp_pa
     expected = Decimal("0.5") * (prompt - cached) + Decimal("0.1") * cached + 2 * completion
     assert Decimal(total["list_amount"]) * 10**6 == expected
     assert total["currency"] == "EUR"
+    assert total["device_seconds"] > 0
+    assert Decimal(total["real_cost"]) > 0
+    told = run("logs", last_id, *flags, home=home)
+    assert "ok 200 (length), 3 tokens" in told.stdout
+    assert "first token" in told.stdout
+    assert run("logs", "nobody", *flags, home=home).returncode == 1
     month = time.strftime("%Y-%m", time.gmtime())
     done = run("usage", "--month", month, "--csv", *flags, home=home)
     *lines, last = csv.DictReader(io.StringIO(done.stdout))

@@ -45,6 +45,7 @@ def metered(
             tenant=exchange.caller.tenant,
             key_id=exchange.caller.key_id,
             client_id=exchange.request_id,
+            idempotency_key=(exchange.header(b"idempotency-key") or "")[:255],
             stream=request.stream,
             choices=request.choices,
         )

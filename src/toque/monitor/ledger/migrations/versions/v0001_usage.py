@@ -70,6 +70,7 @@ def upgrade() -> None:
             sa.Column("version", sa.String(256), primary_key=True),
             sa.Column("endpoint", sa.String(64), primary_key=True),
             *(_number(name) for name in _MEASURES),
+            sqlite_with_rowid=False,
         )
 
 
