@@ -55,6 +55,13 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "done",
         [("f", {"name": "n", "arguments": {}})],
     ),
+    ("hermes", f' {{"name": "f", "arguments": {BODY}}}', "", [("f", ARGUMENTS)]),
+    (
+        "hermes",
+        '{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}\nDone',
+        "\nDone",
+        [("f", {}), ("g", {})],
+    ),
     ("llama3", f'{{"name": "f", "parameters": {BODY}}}', "", [("f", ARGUMENTS)]),
     ("llama3", f'<|python_tag|>{{"name": "f", "parameters": {BODY}}}', "", [("f", ARGUMENTS)]),
     (
@@ -123,6 +130,9 @@ CONTENT: list[tuple[str, str]] = [
     ("hermes", '<tool_call>{"name":"f","arguments":{"a":01}}</tool_call>'),
     ("hermes", '<tool_call>{"name":"f","arguments":{"a":"\\x"}}</tool_call>'),
     ("hermes", '<tool_call>{"name":"f","arguments":{"a":' + "[" * 100),
+    ("hermes", '{"name": "unknown", "arguments": {}}'),
+    ("hermes", 'So: {"name": "f", "arguments": {}}'),
+    ("hermes", '{"city": "Paris", "name": "f"}'),
     ("llama3", '{"name": "unknown", "parameters": {}}'),
     ("llama3", '{"name": "f", "other": 1, "parameters": {}}'),
     ("llama3", '{"city": "Paris", "name": "f"}'),

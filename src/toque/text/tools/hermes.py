@@ -11,6 +11,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class _State(Enum):
+    START = auto()  # nothing but blanks so far
     TEXT = auto()
     OPENED = auto()  # behind the tag, before the brace
     CALL = auto()
@@ -18,12 +19,18 @@ class _State(Enum):
 
 
 class HermesParser(JsonCallParser):
-    """A missing closing tag is forgiven; several calls between two tags are several calls."""
+    """A missing closing tag is forgiven; several calls between two tags are several calls.
 
-    _state = _State.TEXT
+    Small models leave the tags out altogether: an answer that begins with the JSON of an offered function is a call.
+    """
+
+    _state = _State.START
+    _bare = False  # the call has no tags
 
     def _step(self, last: bool) -> bool:
         match self._state:
+            case _State.START:
+                return self._start(last)
             case _State.TEXT:
                 if self._until((OPEN,), last) is None:
                     return False
@@ -37,12 +44,27 @@ class HermesParser(JsonCallParser):
             case _State.CLOSING:
                 return self._closing(last)
 
+    def _start(self, last: bool) -> bool:
+        rest = self._unread.lstrip(" \t\r\n")
+        if not rest and not last:
+            return False
+        self._state = _State.TEXT
+        if rest[:1] == "{" and self.options.names:
+            self._prefix = self._take(len(self._unread) - len(rest))
+            self._bare = True
+            self._begin()
+        return True
+
+    def _begin(self) -> None:
+        self._call = JsonCall(names=self.options.names, any_key=False) if self._bare else JsonCall()
+        self._state = _State.CALL
+
     def _opened(self, last: bool) -> bool:
         rest = self._unread.lstrip(" \t\r\n")
         self._prefix += self._take(len(self._unread) - len(rest))
         if rest[:1] == "{":
-            self._call = JsonCall()
-            self._state = _State.CALL
+            self._bare = False
+            self._begin()
             return True
         if not rest and not last:
             return False
@@ -57,8 +79,7 @@ class HermesParser(JsonCallParser):
             self._state = _State.TEXT
         elif rest[:1] == "{":
             self._prefix = self._take(len(self._unread) - len(rest))
-            self._call = JsonCall()
-            self._state = _State.CALL
+            self._begin()
         elif CLOSE.startswith(rest) and not last:
             return False
         else:
