@@ -321,7 +321,26 @@ def test_the_engine_quantizes_as_it_loads(tmp_path: Path) -> None:
     from toque.engine.options import EngineOptions
 
     tiny(hf.LlamaForCausalLM, hf.LlamaConfig).save_pretrained(tmp_path)
-    engine = load_engine(tmp_path, EngineOptions(quantize="int4", threads=1, kv_blocks=4, backend="reference"))
+    engine = load_engine(
+        tmp_path, EngineOptions(quantize="int4", threads=1, kv_blocks=4, backend="reference")
+    )
     engine.close()
     with pytest.raises(ConfigError, match="quantize must be int8, int4, fp8 or empty, got 'int5'"):
         EngineOptions(quantize="int5")
+
+
+@pytest.mark.model
+def test_an_encoder_quantized_as_it_is_loaded_embeds_nearly_the_same() -> None:
+    from conftest import ROOT
+    from toque.engine.embedding import load_embedding_engine
+    from toque.engine.options import EngineOptions
+
+    folder = ROOT / ".cache" / "models" / "all-MiniLM-L6-v2"
+    tokens = [[101, 1037, 4937, 4150, 102], [101, 2054, 2003, 1996, 3007, 102]]
+    vectors = []
+    for quantize in ("", "int8"):
+        engine = load_embedding_engine(folder, EngineOptions(quantize=quantize, threads=1))
+        vectors.append(engine.embed(tokens))
+    cosines = (vectors[0] * vectors[1]).sum(axis=1)
+    assert (cosines > 0.99).all()
+    assert (cosines < 1.0).any()

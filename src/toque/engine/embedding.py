@@ -126,6 +126,10 @@ def load_embedding_engine(
 
     options = options or EngineOptions()
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(Path(model))
+    if options.quantize:
+        from toque.formats.quantize import quantize_checkpoint
+
+        checkpoint = quantize_checkpoint(checkpoint, options.quantize)
     config = checkpoint.config
     if not (pooling or config.pooling):
         raise UnsupportedModelError(

@@ -50,6 +50,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {"int8": Recipe("Q8_0", "Q8_0"), "int4": Recipe("Q4_0", "Q8_0"), "fp8": Recipe("FP8", None)}
 )
 _OUTER = frozenset({"token_embd.weight", "output.weight"})
+# Encoders' small tables, and what picks a token's experts.
+_KEPT = ("position_embd.weight", "token_types.weight", "gate_inp.weight")
 
 
 def quantize_checkpoint(checkpoint: Checkpoint, scheme: str) -> Checkpoint:
@@ -74,12 +76,7 @@ def quantize_checkpoint(checkpoint: Checkpoint, scheme: str) -> Checkpoint:
 def quantized(tensor: TensorData, recipe: Recipe) -> TensorData:
     """The tensor in the type that the recipe has for it, or the tensor itself."""
     kind = recipe.outer if tensor.name in _OUTER else recipe.linear
-    if (
-        kind is None
-        or len(tensor.shape) < 2
-        or tensor.shape[-1] % BLOCK
-        or tensor.name.endswith("gate_inp.weight")
-    ):
+    if kind is None or len(tensor.shape) < 2 or tensor.shape[-1] % BLOCK or tensor.name.endswith(_KEPT):
         return tensor
     if tensor.parts:
         return replace(

@@ -180,7 +180,7 @@ def _build(
             name=model.name,
             architecture=checkpoint.config.architecture,
             parameters=checkpoint.parameters,
-            quantization=checkpoint.quantization,
+            quantization=settings.engine.quantize or checkpoint.quantization,
             context_length=min(context, checkpoint.config.context_length),
             vocab_size=checkpoint.config.vocab_size,
             digest=model.digest,

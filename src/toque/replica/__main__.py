@@ -39,7 +39,7 @@ def load(model: Path, options: EngineOptions, digest: str) -> Loaded:
         pb.Model(
             architecture=checkpoint.config.architecture,
             parameters=checkpoint.parameters,
-            quantization=checkpoint.quantization,
+            quantization=options.quantize or checkpoint.quantization,
             context_length=engine.limits.context_length,
             vocab_size=checkpoint.config.vocab_size,
             digest=digest,
