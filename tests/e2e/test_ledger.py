@@ -50,6 +50,9 @@ def test_usage_survives_a_killed_gateway_and_adds_up(parrot_folder: Path, tmp_pa
         last_id = answer["id"]
         server.until(lambda: server.metric("toque_ledger_open_requests") == 0)
         assert server.metric("toque_list_amount_total") > 0
+        top = run("top", "--url", server.url, "--once")
+        assert "parrot" in top.stdout, top.stderr
+        assert "ledger: ok" in top.stdout
         assert server.terminate() == 0
     done = run("usage", "--by", "endpoint", "--json", *flags, home=home)
     assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "quantize": ("toque.cli.quantize", "command", "Write a smaller copy of a model."),
     "bench": ("toque.cli.bench", "command", "Measure a server: throughput, TTFT, inter-token latency."),
     "usage": ("toque.cli.usage", "command", "Show what was used, its price and its cost."),
+    "top": ("toque.cli.top", "command", "Watch a server: throughput, latency, cost."),
     "logs": ("toque.cli.logs", "command", "Show what became of one request."),
     "version": ("toque.cli.version", "command", "Print the version, the backends and the instruction sets."),
 }
