@@ -9,6 +9,9 @@ namespace toque {
 
 namespace {
 
+// So few tokens are routed faster by one thread than by several that meet.
+constexpr int kAlone = 4;
+
 void check(const KernelTable& kernels, const MoeSpec& spec, int width) {
   const size_t experts = spec.gate.size();
   if (experts == 0 || spec.up.size() != experts || spec.down.size() != experts || spec.used < 1 ||
@@ -78,14 +81,24 @@ void MoeOp::run(const StepInput& step, Worker& worker) {
     }
   };
   MoeBuffers& b = *shared_;
-  each(choose_, [&](int token) { choose(token); });
-  worker.pool.barrier();
-  if (worker.id == 0) group(count(step, b.domain), worker.pool.size());
-  worker.pool.barrier();
-  each(pack_, [&](int row) {
+  const int tokens = count(step, b.domain);
+  const auto pack = [&](int row) {
     const int expert = b.expert[row], i = row - b.first[expert];
     kernels_.pack_rows(rows_of(b.in, expert), x_.row(b.token[row]), 0, i, i + 1);
-  });
+  };
+  if (tokens <= kAlone) {
+    if (worker.id == 0) {
+      for (int token = 0; token < tokens; ++token) choose(token);
+      group(tokens, worker.pool.size());
+      for (int row = 0; row < tokens * b.used; ++row) pack(row);
+    }
+  } else {
+    each(choose_, [&](int token) { choose(token); });
+    worker.pool.barrier();
+    if (worker.id == 0) group(tokens, worker.pool.size());
+    worker.pool.barrier();
+    each(pack_, pack);
+  }
   worker.pool.barrier();
   linears(gated_, gated_units_, &MoeOp::gated);
   worker.pool.barrier();

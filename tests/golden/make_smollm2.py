@@ -20,7 +20,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from fixtures.hf import llama_from_gguf
+from fixtures.hf import model_from_gguf
 
 TEXT = (
     "The lighthouse keeper climbed the 217 steps twice a day, once to light the lamp and once to put it out. "
@@ -50,7 +50,7 @@ def tokenizer_of(path: Path) -> Tokenizer:
 
 
 def main(path: Path) -> None:
-    model, tokenizer = llama_from_gguf(path), tokenizer_of(path)
+    model, tokenizer = model_from_gguf(path), tokenizer_of(path)
     ids = tokenizer.encode(TEXT).ids
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].numpy()

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from fixtures.checkpoints import prefill_logits
 from fixtures.families import FAMILIES, GGUF_FAMILIES, make
@@ -100,3 +101,26 @@ def test_an_untied_checkpoint_without_its_output_matrix_is_a_load_error(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"lm_head\.weight"):
         run(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gemma3", "qwen3moe"])
+def test_half_precision_weights_are_computed_with_in_float32(name, dtype, tmp_path):
+    """Field case BR-057: the embeddings' scale and the norms' + 1 are not rounded to the weights' type."""
+    model = make(name).to(dtype)
+    model.save_pretrained(tmp_path)
+    model = type(model).from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    kind = load_checkpoint(tmp_path).tensors["token_embd.weight"].dtype
+    assert kind == {torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
+    expected = hf_logits(model, TOKENS)
+    logits = run(tmp_path)
+    np.testing.assert_allclose(logits, expected, atol=1e-3, rtol=0)
+    shares = np.exp(logits[-1].astype(np.float64) - logits[-1].max())
+    theirs = torch.softmax(torch.from_numpy(expected[-1]).double(), dim=-1).numpy()
+    np.testing.assert_allclose(shares / shares.sum(), theirs, atol=1e-4)
+
+
+@pytest.mark.model
+def test_the_scale_of_gemma3_270m_is_not_rounded(gemma3):
+    """Field case BR-057: sqrt(640) is 25.2982, where bf16 would make it 25.25."""
+    assert abs(load_checkpoint(gemma3).config.embedding_scale - 25.2982) < 1e-4

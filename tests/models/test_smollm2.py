@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fixtures.checkpoints import batch_of, prefill_logits
-from fixtures.hf import hf_logits, llama_from_gguf
+from fixtures.hf import hf_logits, model_from_gguf
 from toque.backends.base import BackendOptions
 from toque.backends.reference import ReferenceBackend
 from toque.formats import load_checkpoint
@@ -38,7 +38,7 @@ def text_logits(executable):
 
 def test_logits_on_real_text_equal_transformers_at_every_position(smollm2, text_logits):
     """Weights dequantized by two independent readers, both models in float32."""
-    expected = hf_logits(llama_from_gguf(smollm2), GOLDEN["text_ids"])
+    expected = hf_logits(model_from_gguf(smollm2), GOLDEN["text_ids"])
     np.testing.assert_allclose(text_logits, expected, atol=1e-3, rtol=0)
 
 

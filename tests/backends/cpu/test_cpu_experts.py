@@ -60,6 +60,11 @@ def test_experts_agree_with_the_reference(n_experts, n_used, ffn):
     assert_same(experts(n_experts, n_used, ffn), one_batch(29))
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 4, 5])
+def test_few_tokens_take_their_own_way(tokens):
+    assert_same(experts(6, 2, 40), one_batch(tokens))
+
+
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh"])
 def test_every_kind_of_expert(norm, act):
