@@ -52,6 +52,8 @@ def command(url: str, api_key: str, window: str, interval: float, as_json: bool,
             click.echo(json.dumps(first, indent=2))
             return
         console = Console()
+        if not console.is_terminal:
+            console = Console(width=140)  # nobody's window bounds it
         if once:
             console.print(view(first, window))
             return

@@ -68,15 +68,19 @@ class Rolling:
 class Latencies:
     """One `Rolling` per model and measure. Models are those that are served, so the set is bounded."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._rolling: dict[tuple[str, str], Rolling] = {}
 
-    def add(self, model: str, measure: str, value: float, times: int = 1) -> None:
+    def rolling(self, model: str, measure: str) -> Rolling:
+        """Where values of this kind go; for whoever adds many and knows the time."""
         rolling = self._rolling.get((model, measure))
         if rolling is None:
             rolling = self._rolling[model, measure] = Rolling()
-        rolling.add(value, self._clock(), times)
+        return rolling
+
+    def add(self, model: str, measure: str, value: float, times: int = 1) -> None:
+        self.rolling(model, measure).add(value, self._clock(), times)
 
     def snapshot(self) -> dict[str, dict[str, dict[str, Percentiles]]]:
         """``[model][measure][window]``, windows named ``1m``, ``5m``, ``60m``."""

@@ -39,6 +39,7 @@ class Meter(RequestRecord):
         self._row = UsageRecord("", 0) if entry is None else entry.record
         self._began = arrived
         self._reasons: list[str] = []
+        self._gaps = latencies.rolling(model, "inter_token")
 
     def queued(self, seconds: float) -> None:
         super().queued(seconds)
@@ -57,7 +58,7 @@ class Meter(RequestRecord):
         super().tokens(count, gap, now)
         self._row.completion_tokens += count
         if gap > 0.0:
-            self._latencies.add(self._model, "inter_token", gap / count, count)
+            self._gaps.add(gap / count, now, count)
 
     def reasoned(self, tokens: int) -> None:
         """So many of a choice's tokens were its reasoning."""
