@@ -223,3 +223,31 @@ def test_what_keeps_it_from_serving_is_one_line_and_exit_code_1(parrot_folder: P
             assert word in done.stderr
             assert "Traceback" not in done.stderr
             assert len(done.stderr.splitlines()) <= 6, done.stderr
+
+
+def test_keys_made_and_revoked_while_it_runs(parrot_folder: Path, tmp_path: Path) -> None:
+    from toque.gateway.key_file import KeyFile
+
+    keys = KeyFile(tmp_path / "keys.json")
+    first, text = keys.create("a", requests_per_minute=1000)
+    with serving(parrot_folder, name="parrot", home=tmp_path) as server:
+
+        def asked(key: str) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            body = {"model": "parrot", "prompt": "a\n", "max_tokens": 2}
+            return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=20)
+
+        assert asked("").status_code == 401
+        answer = asked(text)
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-remaining-requests"] == "999"
+        made = run("keys", "create", "b", home=tmp_path)
+        assert made.returncode == 0
+        other = made.stdout.strip()
+        server.until(lambda: asked(other).status_code == 200, 5)
+        assert run("keys", "revoke", first.id, home=tmp_path).returncode == 0
+        server.until(lambda: asked(text).status_code == 401, 5)
+        assert asked(other).status_code == 200
+        log = server.log.read_text()
+        assert text not in log
+        assert other not in log
