@@ -191,18 +191,20 @@ def quantize_folder(
     quantize: Callable[[np.ndarray], Layer],
     *,
     skip: tuple[str, ...] = (),
+    key: str = "quantization_config",
+    suffix: str | tuple[str, ...] = "proj.weight",
 ) -> dict[str, np.ndarray]:
     """Quantize the linear layers of a saved model, but those named in ``skip``; the float weights that result.
 
-    ``target`` gets a folder whose config.json has ``quantization_config``.
+    ``target`` gets a folder whose config.json has ``key``.
     """
     shutil.copytree(source, target)
     values = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(values | {"quantization_config": dict(config)}))
+    (target / "config.json").write_text(json.dumps(values | {key: dict(config)}))
     stored, meanings = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if not name.endswith("proj.weight") or module.rsplit(".", 1)[-1] in skip:
+        if not name.endswith(suffix) or module.rsplit(".", 1)[-1] in skip:
             stored[name] = tensor
             meanings[name] = tensor.float().numpy()
             continue

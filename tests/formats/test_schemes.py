@@ -312,3 +312,44 @@ def test_experts_are_read_where_they_are_quantized(name: str, tmp_path: Path) ->
     step = np.abs(expected).max() / 2**10
     np.testing.assert_allclose(dequantize(down), expected, rtol=2**-11, atol=step)
     assert np.isfinite(logits(ours, ReferenceBackend())).all()
+
+
+def variants(value: Any) -> Any:
+    """The configuration with one value at a time replaced by an odd one, at any depth."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            for odd in (None, "odd", -1, 0, 3.5, True, [], {}, [0, 0], 1 << 70):
+                yield value | {key: odd}
+            for changed in variants(inner):
+                yield value | {key: changed}
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "awq", "w4a16", "w8a8", "ct-fp8-block", "fp8-block"])
+def test_odd_configurations_load_or_are_refused(name: str, plain: Path, tmp_path: Path) -> None:
+    """Never another error than a ModelError, whatever a value of the configuration is."""
+    quantized(name, plain, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    values = json.loads(file.read_text())
+    refused = 0
+    for config in variants(values["quantization_config"]):
+        file.write_text(json.dumps(values | {"quantization_config": config}))
+        try:
+            tensors = load_checkpoint(tmp_path / "model").tensors
+            dequantize(tensors["blk.0.attn_k.weight"])
+        except ModelError:
+            refused += 1
+    assert refused > 10
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "w8a8", "fp8-block"])
+def test_an_output_matrix_may_be_quantized_too(name: str, plain: Path, tmp_path: Path) -> None:
+    meanings = quantized(name, plain, tmp_path / "model", suffix=("proj.weight", "lm_head.weight"))
+    tensor = load_checkpoint(tmp_path / "model").tensors["output.weight"]
+    assert tensor.dtype == CASES[name][3]
+    np.testing.assert_allclose(dequantize(tensor), meanings["lm_head.weight"], rtol=2**-11, atol=1e-7)
+
+
+def test_the_older_key_of_compressed_tensors_is_read(plain: Path, tmp_path: Path) -> None:
+    meanings = quantized("w8a8", plain, tmp_path / "model", key="compression_config")
+    tensor = load_checkpoint(tmp_path / "model").tensors["blk.0.ffn_up.weight"]
+    np.testing.assert_allclose(dequantize(tensor), meanings["model.layers.0.mlp.up_proj.weight"], rtol=2**-11)

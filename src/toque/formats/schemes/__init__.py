@@ -40,9 +40,12 @@ LAYOUTS: tuple[tuple[str, str, str], ...] = (
 def read_scheme(config: Fields) -> Scheme | None:
     """The scheme that config.json names, or None. Raises UnsupportedModelError for one that Toque does not read."""
     fields = config.object("quantization_config")
-    if fields is None:
+    older = config.object("compression_config")  # compressed-tensors' own key, until it took the common one
+    if fields is None and older is None:
         return None
-    method = fields.text("quant_method")
+    method = "compressed-tensors" if fields is None else fields.text("quant_method")
+    fields = fields if fields is not None else older
+    assert fields is not None, "one of the two is there"
     if method not in METHODS:
         raise UnsupportedModelError(
             f"{fields.field('quant_method')}: {method[:40]!a} checkpoints are not supported; Toque reads "
