@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
+import subprocess
 from decimal import Decimal
 from pathlib import Path
 
+import pytest
 import yaml
 
 from toque.monitor.ledger.ledger import Ledger
@@ -73,3 +76,14 @@ def test_the_dashboard_is_what_its_code_makes_and_asks_for_what_there_is(tmp_pat
     for panel in made["dashboard"]()["panels"]:
         for target in panel["targets"]:
             check(target["expr"], known)
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool (Debian's prometheus) is not installed"
+)
+def test_alerts_fire_when_they_should_and_only_then() -> None:
+    for arguments in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
+        done = subprocess.run(
+            ["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
