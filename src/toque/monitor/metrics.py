@@ -8,23 +8,51 @@ status codes. Nothing here names a request, a user or a key.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import cast
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from toque.monitor.series import Distribution, ModelSeries
 from toque.types import EngineStats
 
-# A second series for every one, which nothing here reads. (The function has no annotations.)
-cast(Callable[[], None], disable_created_metrics)()
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1, 2, 4, 8, 15, 30, 60, 120)
-_INTER_TOKEN = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 0.8, 1.5, 3, 10)
-_END_TO_END = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
-_QUEUE = (0.001, 0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120)
 
+_COUNTERS: tuple[tuple[str, str, Callable[[ModelSeries], float]], ...] = (
+    ("toque_prompt_tokens", "Prompt tokens of requests that began.", lambda m: m.prompt_tokens),
+    (
+        "toque_prompt_tokens_cached",
+        "The part of toque_prompt_tokens_total that was found in the prefix cache.",
+        lambda m: m.cached_tokens,
+    ),
+    (
+        "toque_generation_tokens",
+        "Tokens generated, also for clients that left.",
+        lambda m: m.generated_tokens,
+    ),
+)
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelSeries], Distribution]], ...] = (
+    (
+        "toque_time_to_first_token_seconds",
+        "From a request's arrival to its first token.",
+        lambda m: m.first_token,
+    ),
+    (
+        "toque_inter_token_latency_seconds",
+        "Between one token of a choice and its next.",
+        lambda m: m.inter_token,
+    ),
+    (
+        "toque_e2e_request_latency_seconds",
+        "From a request's arrival to the end of its answer, for requests that were answered in full.",
+        lambda m: m.end_to_end,
+    ),
+    (
+        "toque_request_queue_seconds",
+        "From a sequence's arrival at its engine to its first step.",
+        lambda m: m.queue,
+    ),
+)
 _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("toque_requests_running", "Sequences that the engines are computing.", lambda s: s.running),
     ("toque_requests_waiting", "Sequences in the engines' queues.", lambda s: s.waiting),
@@ -56,60 +84,21 @@ class Metrics:
 
     def __init__(self, engines: Callable[[], Mapping[str, EngineStats]]) -> None:
         self.registry = CollectorRegistry()
-        model = ("model",)
-        self.first_token = Histogram(
-            "toque_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            model,
-            buckets=_FIRST_TOKEN,
-            registry=self.registry,
-        )
-        self.inter_token = Histogram(
-            "toque_inter_token_latency_seconds",
-            "Between one token of a choice and its next.",
-            model,
-            buckets=_INTER_TOKEN,
-            registry=self.registry,
-        )
-        self.end_to_end = Histogram(
-            "toque_e2e_request_latency_seconds",
-            "From a request's arrival to the end of its answer, for requests that were answered in full.",
-            model,
-            buckets=_END_TO_END,
-            registry=self.registry,
-        )
-        self.queue = Histogram(
-            "toque_request_queue_seconds",
-            "From a sequence's arrival at its engine to its first step.",
-            model,
-            buckets=_QUEUE,
-            registry=self.registry,
-        )
-        self.prompt_tokens = Counter(
-            "toque_prompt_tokens", "Prompt tokens of requests that began.", model, registry=self.registry
-        )
-        self.cached_tokens = Counter(
-            "toque_prompt_tokens_cached",
-            "The part of toque_prompt_tokens_total that was found in the prefix cache.",
-            model,
-            registry=self.registry,
-        )
-        self.generation_tokens = Counter(
-            "toque_generation_tokens",
-            "Tokens generated, also for clients that left.",
-            model,
-            registry=self.registry,
-        )
-        self.requests = Counter(
-            "toque_requests",
-            "HTTP requests by route and outcome (499: the client left).",
-            ("endpoint", "status"),
-            registry=self.registry,
-        )
+        self._models: dict[str, ModelSeries] = {}
+        self._answered: dict[tuple[str, int], int] = {}
+        self.registry.register(_SeriesCollector(self._models, self._answered))
         self.registry.register(_EngineCollector(engines))
 
     def answered(self, endpoint: str, status: int) -> None:
-        self.requests.labels(endpoint, str(status)).inc()
+        key = (endpoint, status)
+        self._answered[key] = self._answered.get(key, 0) + 1
+
+    def series(self, model: str) -> ModelSeries:
+        """The numbers of a served model, to write to."""
+        series = self._models.get(model)
+        if series is None:
+            series = self._models[model] = ModelSeries()
+        return series
 
     def record(self, model: str, arrived: float) -> RequestRecord:
         return RequestRecord(self, model, arrived)
@@ -125,41 +114,68 @@ class RequestRecord:
     """
 
     def __init__(self, metrics: Metrics, model: str, arrived: float) -> None:
-        self._first_token = metrics.first_token.labels(model)
-        self._inter_token = metrics.inter_token.labels(model)
-        self._end_to_end = metrics.end_to_end.labels(model)
-        self._queue = metrics.queue.labels(model)
-        self._prompt = metrics.prompt_tokens.labels(model)
-        self._cached = metrics.cached_tokens.labels(model)
-        self._generated = metrics.generation_tokens.labels(model)
+        self._series = metrics.series(model)
         self._arrived = arrived
         self._saw_token = False
         self._closed = False
 
     def queued(self, seconds: float) -> None:
         """A sequence's first output says how long it waited in its engine."""
-        self._queue.observe(seconds)
+        self._series.queue.add(seconds)
 
     def prompt(self, tokens: int, cached_tokens: int) -> None:
         """A prompt has been computed; once per prompt, however many choices answer it."""
-        self._prompt.inc(tokens)
-        if cached_tokens:
-            self._cached.inc(cached_tokens)
+        self._series.prompt_tokens += tokens
+        self._series.cached_tokens += cached_tokens
 
     def tokens(self, count: int, gap: float, now: float) -> None:
         """``count`` tokens of one choice, ``gap`` seconds after its previous one (0: these are its first)."""
+        series = self._series
         if not self._saw_token:
             self._saw_token = True
-            self._first_token.observe(now - self._arrived)
-        self._generated.inc(count)
+            series.first_token.add(now - self._arrived)
+        series.generated_tokens += count
         if gap > 0.0:
-            for _ in range(count):
-                self._inter_token.observe(gap / count)
+            series.inter_token.add(gap / count, count)
 
     def completed(self, now: float) -> None:
         if not self._closed:
             self._closed = True
-            self._end_to_end.observe(now - self._arrived)
+            self._series.end_to_end.add(now - self._arrived)
+
+
+class _SeriesCollector(Collector):
+    """What requests wrote, as metrics."""
+
+    def __init__(self, models: Mapping[str, ModelSeries], answered: Mapping[tuple[str, int], int]) -> None:
+        self._models = models
+        self._answered = answered
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        for name, text, number in _COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=("model",))
+            for model, series in self._models.items():
+                counter.add_metric((model,), number(series))
+            yield counter
+        for name, text, distribution in _HISTOGRAMS:
+            histogram = HistogramMetricFamily(name, text, labels=("model",))
+            for model, series in self._models.items():
+                values = distribution(series)
+                bounds = [*(repr(float(bound)) for bound in values.bounds), "+Inf"]
+                buckets = list(zip(bounds, values.cumulative(), strict=True))
+                histogram.add_metric((model,), buckets, values.sum)
+            yield histogram
+        requests = CounterMetricFamily(
+            "toque_requests",
+            "HTTP requests by route and outcome (499: the client left).",
+            labels=("endpoint", "status"),
+        )
+        for (endpoint, status), count in self._answered.items():
+            requests.add_metric((endpoint, str(status)), count)
+        yield requests
 
 
 class _EngineCollector(Collector):
