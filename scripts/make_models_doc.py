@@ -14,6 +14,7 @@ from toque import _native
 from toque.formats.blocks import BY_NAME, RUNNABLE
 from toque.formats.checkpoint import TensorData
 from toque.formats.convert import FOLDER_SCHEMES, GGUF_RECIPES
+from toque.formats.gguf_export import ARCHITECTURES as EXPORTED
 from toque.formats.hf_config import MODEL_TYPES
 from toque.formats.layout import ARCHITECTURES
 from toque.formats.quantize import RECIPES
@@ -110,8 +111,9 @@ At load, for models in F32, F16 or BF16 (`toque serve`, `run`, `eval`, `plan`; `
 {table(("", "linear layers", "embeddings and output matrix"), load)}
 
 Norms, biases and the routers of experts are kept. `toque quantize IN OUT --scheme ...` writes a file that other
-engines load: from a GGUF file a GGUF file ({", ".join(GGUF_RECIPES)}), from a folder a folder in
-compressed-tensors layout ({", ".join(FOLDER_SCHEMES)}).
+engines load: a GGUF file ({", ".join(GGUF_RECIPES)}) from a GGUF file or from a folder
+({", ".join(EXPORTED)} with a byte-level tokenizer), or from a folder a folder in compressed-tensors layout
+({", ".join(FOLDER_SCHEMES)}).
 
 `toque eval MODEL --reference` measures what a format loses, `toque plan MODEL` what it will take.
 """

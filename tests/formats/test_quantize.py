@@ -22,7 +22,7 @@ from toque.backends.base import BackendOptions
 from toque.backends.cpu import CpuBackend
 from toque.backends.reference import ReferenceBackend
 from toque.cli.quantize import command
-from toque.errors import ConfigError
+from toque.errors import ConfigError, UnsupportedModelError
 from toque.formats import dequantize, load_checkpoint
 from toque.formats.checkpoint import Checkpoint, TensorData
 from toque.formats.convert import quantize_model
@@ -32,6 +32,7 @@ from toque.formats.safetensors import read_folder
 from toque.formats.safetensors_writer import NewTensor, write_folder
 from toque.graph.fuse import fuse
 from toque.models import build_graph
+from toque.text.tokenizer import load_tokenizer
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 96, 60)]
 
@@ -282,7 +283,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path, sm
     source = gguf_builder.tiny_llama().write(tmp_path / "plain.gguf")
     for target, scheme, message in (
         ("small.gguf", "fp8", "one of int8, q8_0, int4, q4_0, got 'fp8'"),
-        ("small", "int8", "a folder from a folder"),
+        ("small", "int8", "a folder is written from a folder only"),
         ("plain.gguf", "int8", "exists already"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -344,3 +345,49 @@ def test_an_encoder_quantized_as_it_is_loaded_embeds_nearly_the_same() -> None:
     cosines = (vectors[0] * vectors[1]).sum(axis=1)
     assert (cosines > 0.99).all()
     assert (cosines < 1.0).any()
+
+
+def byte_level_tokenizer(path: Path, size: int) -> None:
+    """A tokenizer.json of single bytes and two merges, split as SmolLM does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 4]
+    vocab = {text: number for number, text in enumerate([*letters, "th", "the", "<|end|>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|end|>", "chat_template": "{{ 1 }}"})
+    )
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_a_folder_becomes_a_gguf_file(family: str, tmp_path: Path) -> None:
+    model = tiny(getattr(hf, f"{family}ForCausalLM"), getattr(hf, f"{family}Config"))
+    model.save_pretrained(tmp_path / "plain")
+    byte_level_tokenizer(tmp_path / "plain", 96)
+    target = tmp_path / "small.gguf"
+    done = CliRunner().invoke(
+        command, [str(tmp_path / "plain"), str(target), "--scheme", "q8_0"], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    small, plain = load_checkpoint(target), load_checkpoint(tmp_path / "plain")
+    assert set(small.tensors) == set(plain.tensors)
+    for name, tensor in plain.tensors.items():
+        assert error(dequantize(small.tensors[name]), dequantize(tensor)) < 0.006, name
+    assert error(logits(small, ReferenceBackend()), hf_logits(model, TOKENS)) < 0.05
+    ours, theirs = load_tokenizer(small), load_tokenizer(plain)
+    for text in ("the other 12 thes", "<|end|>the"):
+        assert ours.encode(text, add_special=False) == theirs.encode(text, add_special=False)
+    assert ours.eos_ids == {94}
+    assert small.metadata["tokenizer.chat_template"] == "{{ 1 }}"
+
+
+def test_a_folder_that_gguf_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    tiny(hf.MistralForCausalLM, hf.MistralConfig, sliding_window=24).save_pretrained(tmp_path / "plain")
+    with pytest.raises(UnsupportedModelError, match="llama with sliding_window is not written to GGUF"):
+        quantize_model(tmp_path / "plain", tmp_path / "small.gguf", "q8_0")
+    assert not (tmp_path / "small.gguf").exists()

@@ -15,15 +15,22 @@ import click
 def command(source: str, target: Path, scheme: str, requantize: bool) -> None:
     """Quantize the model IN (a GGUF file, a folder with safetensors, or a name in the store) into OUT.
 
-    From a GGUF file OUT is a GGUF file, from a folder a folder in compressed-tensors layout; llama.cpp and vLLM load
-    them too. Embeddings and the output matrix stay at 8 bits (GGUF) or as they are (folders).
+    OUT is a GGUF file when it ends in .gguf, else (from a folder) a folder in compressed-tensors layout; llama.cpp
+    and vLLM load them too. Embeddings and the output matrix stay at 8 bits (GGUF) or as they are (folders).
     """
     from toque.formats.convert import quantize_model
     from toque.registry.store import Store
+    from toque.text.gguf_export import gguf_tokenizer
 
     path = Path(source)
     path = path if path.exists() else Store().resolve(source)
-    quantize_model(path, target, scheme, requantize=requantize)
+    quantize_model(
+        path,
+        target,
+        scheme,
+        requantize=requantize,
+        tokenizer=lambda checkpoint: gguf_tokenizer(checkpoint.path, checkpoint.config.vocab_size),
+    )
     before, after = _size(path), _size(target)
     click.echo(f"{target}: {after / 1e6:.1f} MB, {after / before:.0%} of {path.name}")
 

@@ -1,7 +1,8 @@
 """`toque quantize`: a model file or folder in, a smaller one that other engines load as well out.
 
-A GGUF file becomes a GGUF file with Q8_0 or Q4_0 weights; a safetensors folder becomes a folder in compressed-tensors
-layout (int8: W8A8 by channel, int4: W4A16 in groups of 32, fp8: e4m3 by channel), with its tokenizer beside it.
+A GGUF file becomes a GGUF file with Q8_0 or Q4_0 weights; a safetensors folder becomes such a file, or a folder in
+compressed-tensors layout (int8: W8A8 by channel, int4: W4A16 in groups of 32, fp8: e4m3 by channel), with its
+tokenizer beside it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from toque.errors import ConfigError
-from toque.formats.checkpoint import Bytes, TensorData
+from toque.formats.checkpoint import Bytes, Checkpoint, TensorData
 from toque.formats.dequant import dequantize
 from toque.formats.folder import inside, read_json
 from toque.formats.gguf import ValueType
+from toque.formats.gguf_export import export_metadata, export_tensors
 from toque.formats.gguf_model import merge_parts, read_parts
-from toque.formats.gguf_writer import write_gguf
+from toque.formats.gguf_writer import Metadata, write_gguf
 from toque.formats.load import load_checkpoint
 from toque.formats.quantize import (
     BLOCK,
@@ -51,8 +53,17 @@ _COPIED = (".json", ".txt", ".jinja", ".model", ".md")
 _STEP_BYTES = 4 << 20  # of float32 rows quantized at a time
 
 
-def quantize_model(source: Path, target: Path, scheme: str, *, requantize: bool = False) -> None:
+def quantize_model(
+    source: Path,
+    target: Path,
+    scheme: str,
+    *,
+    requantize: bool = False,
+    tokenizer: Callable[[Checkpoint], Metadata] | None = None,
+) -> None:
     """Write ``target``; nothing of that name may exist. A failure leaves nothing behind.
+
+    ``tokenizer`` gives the tokenizer's metadata when a folder becomes a GGUF file.
 
     Raises ConfigError for a scheme that the format does not have, and for a model that is quantized already unless
     ``requantize``; ModelError for a model that Toque cannot run.
@@ -65,23 +76,24 @@ def quantize_model(source: Path, target: Path, scheme: str, *, requantize: bool 
             f"{source.name} is {checkpoint.quantization} already; quantizing it again loses more", param="in"
         )
     to_gguf = target.suffix.lower() == ".gguf"
-    if to_gguf != (checkpoint.format == "gguf"):
+    if not to_gguf and checkpoint.format == "gguf":
         raise ConfigError(
-            "a GGUF file is written from a GGUF file, a folder from a folder: "
-            f"{source.name} is {checkpoint.format}, {target.name} would {'' if to_gguf else 'not '}be GGUF",
+            f"a folder is written from a folder only, and {source.name} is a GGUF file: name OUT something.gguf",
             param="out",
         )
     known = tuple(GGUF_RECIPES) if to_gguf else FOLDER_SCHEMES
     if scheme not in known:
         raise ConfigError(f"scheme must be one of {', '.join(known)}, got {scheme[:40]!r}", param="scheme")
-    if to_gguf:
+    if to_gguf and checkpoint.format == "gguf":
         _quantize_gguf(checkpoint.path, target, scheme)
+    elif to_gguf:
+        metadata = {**export_metadata(checkpoint), **(tokenizer(checkpoint) if tokenizer else {})}
+        _write_quantized(target, metadata, list(export_tensors(checkpoint)), scheme)
     else:
         _quantize_folder(checkpoint.path, target, scheme)
 
 
 def _quantize_gguf(source: Path, target: Path, scheme: str) -> None:
-    recipe, file_type = GGUF_RECIPES[scheme]
     files = read_parts(source)
     first = files[0]
     metadata: dict[str, tuple[ValueType, Any]] = {
@@ -89,14 +101,20 @@ def _quantize_gguf(source: Path, target: Path, scheme: str) -> None:
         for key, value in first.metadata.items()
         if not key.startswith("split.")
     }
+    tensors = [
+        TensorData(name, entry.type.name, tuple(reversed(entry.dims)), file.bytes_of(entry))
+        for name, (file, entry) in merge_parts(files).items()
+    ]
+    _write_quantized(target, metadata, tensors, scheme)
+
+
+def _write_quantized(
+    target: Path, metadata: dict[str, tuple[ValueType, Any]], tensors: list[TensorData], scheme: str
+) -> None:
+    recipe, file_type = GGUF_RECIPES[scheme]
     metadata["general.file_type"] = (ValueType.UINT32, file_type)
     metadata["general.quantization_version"] = (ValueType.UINT32, 2)
-    tensors = []
-    for name, (file, entry) in merge_parts(files).items():
-        shape = tuple(reversed(entry.dims))
-        stored = TensorData(name, entry.type.name, shape, file.bytes_of(entry))
-        tensors.append(quantized(stored, recipe) if name.endswith(".weight") else stored)
-    write_gguf(target, metadata, tensors)
+    write_gguf(target, metadata, [quantized(t, recipe) if t.name.endswith(".weight") else t for t in tensors])
 
 
 def _quantize_folder(source: Path, target: Path, scheme: str) -> None:
