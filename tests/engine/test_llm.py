@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fixtures.parrot import CHAT_TEMPLATE, END, make_parrot, parrot_vocab, script
 from toque import LLM, SamplingParams
 from toque.engine.completion import CompletionDelta
-from toque.errors import ConfigError, RequestError, TemplateError, ToqueError
+from toque.errors import ConfigError, EngineError, RequestError, TemplateError, ToqueError
 from toque.types import FinishReason
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
@@ -104,6 +105,44 @@ def test_logprobs_belong_to_their_tokens(llm: LLM) -> None:
     cut = llm.generate("go:", SamplingParams(temperature=0, logprobs=1), stop=" b")
     assert cut.logprobs is not None
     assert len(cut.logprobs) == len(cut.tokens) == 4
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, b"go:", {"a": 1}, [1.5], [1, "x"], ["x", 1], ["x", None], [[1, "x"]], [b"x"]]
+)
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError) as error:
+        llm.generate(prompts, GREEDY)
+    assert error.value.param == "prompt"
+
+
+def test_wrong_sampling_and_stops_are_refused(llm: LLM) -> None:
+    for sampling in ({"temperature": 0}, "hot", [None], 1):
+        with pytest.raises(RequestError, match="sampling must be"):
+            llm.generate("x", sampling)  # type: ignore[call-overload]
+    for stop in (5, [1], {"a": 1}):
+        with pytest.raises(RequestError, match="stop must be"):
+            llm.generate("x", GREEDY, stop=stop)
+    assert not llm._inboxes
+
+
+def test_ids_may_come_from_numpy(llm: LLM) -> None:
+    ids = np.frombuffer(b"go:", np.uint8)
+    assert llm.generate(ids, GREEDY).text == " a歪 b\n"  # type: ignore[call-overload]
+    assert [answer.text for answer in llm.generate([ids, ids], GREEDY)] == [" a歪 b\n"] * 2  # type: ignore[call-overload]
+
+
+def test_a_closed_model_says_so(tmp_path: Path) -> None:
+    llm = LLM(make_parrot(tmp_path, SCRIPT), backend="reference", kv_blocks=8)
+    stream = llm.stream("x", GREEDY)
+    next(stream)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate("x", GREEDY)
+    with pytest.raises(EngineError, match="closed"):
+        list(stream)
+    assert not llm._inboxes
 
 
 def test_one_bad_prompt_starts_none(llm: LLM) -> None:

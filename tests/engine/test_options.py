@@ -37,6 +37,17 @@ def test_values_within_the_bounds_only(name: str, good: list[Any], bad: list[Any
         assert str(value) in error.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("threads", "2"), ("threads", True), ("max_sequences", 1.5), ("isa", None), ("prefix_cache", 1),
+     ("step_target_ms", "50"), ("step_target_ms", True)],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a .*, got {str(value)!r}"):
+        EngineOptions(**{name: value})
+    assert EngineOptions(step_target_ms=20).step_target_ms == 20
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         EngineOptions().threads = 1  # type: ignore[misc]

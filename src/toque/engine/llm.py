@@ -17,6 +17,8 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Integral
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -25,7 +27,7 @@ from toque.engine.completion import Answer, Completion, CompletionDelta
 from toque.engine.embedding import EmbeddingEngine, load_embedding_engine
 from toque.engine.loader import load_engine
 from toque.engine.options import EngineOptions
-from toque.errors import ConfigError, RequestError, TemplateError, UnsupportedModelError
+from toque.errors import ConfigError, EngineError, RequestError, TemplateError, UnsupportedModelError
 from toque.types import EngineRequest, EngineStats, SamplingParams, SequenceOutput
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class LLM:
             self._engine = load_engine(self._checkpoint, settings)
         self._template: ChatTemplate | None = None
         self._lock = threading.Lock()
+        self._closed = False
         self._inboxes: dict[str, deque[SequenceOutput]] = {}
         self._ids = itertools.count()
 
@@ -203,6 +206,7 @@ class LLM:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             for engine in (self._engine, self._embedder):
                 if engine is not None:
                     engine.close()
@@ -219,13 +223,16 @@ class LLM:
 
     def _encode(self, prompts: Prompt | Sequence[Prompt]) -> tuple[list[tuple[int, ...]], bool]:
         """Token ids of each prompt, and whether there was only one, not in a list."""
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            return [self._ids_of(prompts)], True  # type: ignore[arg-type]  # a str, or ids: checked just here
-        return [self._ids_of(prompt) for prompt in prompts], False  # type: ignore[arg-type]
+        if isinstance(prompts, str):
+            return [self._ids_of(prompts)], True
+        items = _items(prompts)
+        if items and isinstance(items[0], Integral):
+            return [_token_ids(items)], True
+        return [self._ids_of(prompt) for prompt in items], False
 
     def _ids_of(self, prompt: Prompt) -> tuple[int, ...]:
         if not isinstance(prompt, str):
-            return tuple(prompt)
+            return _token_ids(_items(prompt))
         tokenizer = self.tokenizer
         doubled = bool(tokenizer.add_bos and tokenizer.bos_text and prompt.startswith(tokenizer.bos_text))
         return tuple(tokenizer.encode(prompt, add_special=not doubled))
@@ -307,12 +314,24 @@ class LLM:
 
         if sampling is None or isinstance(sampling, SamplingParams):
             sampling = [sampling or SamplingParams()] * len(prompts)
+        if not isinstance(sampling, Sequence) or not all(
+            isinstance(each, SamplingParams) for each in sampling
+        ):
+            raise RequestError("sampling must be a SamplingParams, or a list of them", param="sampling")
         if len(sampling) != len(prompts):
             raise RequestError(
                 f"sampling has {len(sampling)} entries for {len(prompts)} prompts", param="sampling"
             )
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = (
+            (stop,)
+            if isinstance(stop, str)
+            else tuple(_items(stop, "stop must be a text, or a list of texts", "stop"))
+        )
+        if not all(isinstance(each, str) for each in stops):
+            raise RequestError("stop must be a text, or a list of texts", param="stop")
         with self._lock:
+            if self._closed:
+                raise EngineError("the model was closed")
             for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
                 tail = prompt[-_PROMPT_TAIL:] if continues else ()
                 text = TextStream(self.tokenizer, stop=stops, prompt_tail=tail)
@@ -346,6 +365,8 @@ class LLM:
         """What has arrived first; runs steps, for everybody, until something has."""
         with self._lock:
             while not inbox:
+                if self._closed:
+                    raise EngineError("the model was closed")
                 self._step()
             return inbox.popleft()
 
@@ -360,10 +381,28 @@ class LLM:
         with self._lock:
             for request_id in request_ids:
                 self._inboxes.pop(request_id, None)
-                if running:
+                if running and not self._closed:
                     self.engine.abort(request_id)
-            if running:
+            if running and not self._closed:
                 self._step()
+
+
+def _items(
+    values: Any,
+    expected: str = "a prompt must be a text or a list of token ids, or there must be a list of those",
+    param: str = "prompt",
+) -> list[Any]:
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes | bytearray | Mapping):
+        return list(values)
+    raise RequestError(f"{expected}, got {type(values).__name__}", param=param)
+
+
+def _token_ids(items: list[Any]) -> tuple[int, ...]:
+    """Whole numbers of any kind, numpy's too, as Python's."""
+    try:
+        return tuple(map(index, items))
+    except TypeError:
+        raise RequestError("a prompt of token ids must hold whole numbers only", param="prompt") from None
 
 
 def _resolve(model: str | Path) -> Path:

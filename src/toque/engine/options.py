@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from toque.errors import ConfigError
 
@@ -51,6 +51,17 @@ class EngineOptions:
         return weights
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if isinstance(field.default, float):
+                fits = isinstance(given, int | float) and not isinstance(given, bool)
+            else:
+                fits = type(given) is type(field.default)
+            if not fits:
+                raise ConfigError(
+                    f"{field.name} must be a {type(field.default).__name__}, got {str(given)[:40]!r}",
+                    param=field.name,
+                )
         if self.quantize not in ("", "int8", "int4", "fp8"):
             raise ConfigError(
                 f"quantize must be int8, int4, fp8 or empty, got {self.quantize[:40]!r}", param="quantize"
