@@ -54,6 +54,7 @@ def test_usage_survives_a_killed_gateway_and_adds_up(parrot_folder: Path, tmp_pa
         assert "parrot" in top.stdout, top.stderr
         assert "ledger: ok" in top.stdout
         assert server.terminate() == 0
+        assert "no server answers" in run("top", "--url", server.url, "--once").stderr
     done = run("usage", "--by", "endpoint", "--json", *flags, home=home)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -27,43 +27,49 @@ COLUMNS = ("model", "state", "run", "wait", "KV", "tok/s", *(title for _, title 
 @click.option("--once", is_flag=True, help="Print one snapshot and end.")
 def command(url: str, api_key: str, window: str, interval: float, as_json: bool, once: bool) -> None:
     """Watch a running server. Latencies are p50 / p95 / p99. Ctrl-C ends it."""
-    import httpx
     from rich.console import Console
     from rich.live import Live
 
-    from toque.errors import UnavailableError
-
     key = api_key or os.environ.get("TOQUE_API_KEY", "")
+    first = snapshot(url, key)
+    if as_json:
+        click.echo(json.dumps(first, indent=2))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)  # nobody's window bounds it
+    if once:
+        console.print(view(first, window))
+        return
+    try:
+        with Live(view(first, window), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(view(snapshot(url, key), window), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def snapshot(url: str, key: str) -> dict[str, Any]:
+    """What ``/admin/v1/stats`` of a server says. UnavailableError when it does not."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    from toque.errors import RequestError, UnavailableError
+
+    if not url.startswith(("http://", "https://")):
+        raise RequestError(f"the server's URL begins with http:// or https://, got {url[:60]!r}", param="url")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
-
-        def snapshot() -> dict[str, Any]:
-            try:
-                answer = client.get("/admin/v1/stats")
-            except httpx.HTTPError as error:
-                raise UnavailableError(f"no server answers at {url}: {error}") from None
-            if answer.status_code != 200:
-                raise UnavailableError(f"{url} answers {answer.status_code}: {answer.text[:200]}")
-            found: dict[str, Any] = answer.json()
+    try:
+        with urlopen(Request(url.rstrip("/") + "/admin/v1/stats", headers=headers), timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
             return found
-
-        first = snapshot()
-        if as_json:
-            click.echo(json.dumps(first, indent=2))
-            return
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=140)  # nobody's window bounds it
-        if once:
-            console.print(view(first, window))
-            return
-        try:
-            with Live(view(first, window), console=console, screen=True, auto_refresh=False) as live:
-                while True:
-                    time.sleep(interval)
-                    live.update(view(snapshot(), window), refresh=True)
-        except KeyboardInterrupt:
-            return
+    except HTTPError as error:
+        with error:
+            said = error.read(300).decode("utf-8", "replace")
+        raise UnavailableError(f"{url} answers {error.code}: {said}") from None
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"no server answers at {url}: {error}") from None
 
 
 def view(stats: Mapping[str, Any], window: str) -> Group:

@@ -48,6 +48,7 @@ def metered(
             idempotency_key=(exchange.header(b"idempotency-key") or "")[:255],
             stream=request.stream,
             choices=request.choices,
+            arrived=exchange.arrived,
         )
     meter = Meter(gateway.metrics, gateway.latencies, deployment.name, exchange.arrived, entry)
     try:

@@ -64,9 +64,9 @@ class Entry:
 
     __slots__ = ("_ledger", "_started", "closed", "record")
 
-    def __init__(self, ledger: Ledger, record: UsageRecord) -> None:
+    def __init__(self, ledger: Ledger, record: UsageRecord, started: float) -> None:
         self._ledger = ledger
-        self._started = time.perf_counter()
+        self._started = started
         self.record = record
         self.closed = False
 
@@ -163,11 +163,15 @@ class Ledger:
         idempotency_key: str = "",
         stream: bool = False,
         choices: int = 1,
+        arrived: float = 0.0,
     ) -> Entry:
-        """Open the row of an admitted request. ``request_id`` is new for every request."""
+        """Open the row of an admitted request. ``request_id`` is new for every request. It began at ``arrived``
+        (``time.perf_counter``; 0: now), which is what its times count from."""
+        now = time.perf_counter()
+        arrived = arrived or now
         record = UsageRecord(
             request_id,
-            int(self._clock() * 1e6),
+            int((self._clock() - (now - arrived)) * 1e6),
             client_id=client_id,
             idempotency_key=idempotency_key,
             gateway=self.process,
@@ -179,7 +183,7 @@ class Ledger:
             stream=stream,
             choices=choices,
         )
-        entry = self._open[request_id] = Entry(self, record)
+        entry = self._open[request_id] = Entry(self, record, arrived)
         if self._roomy():
             self._append(record)
         return entry
