@@ -16,8 +16,9 @@ from toque.backends.base import BackendOptions
 from toque.backends.reference import ReferenceBackend
 from toque.errors import ModelError, UnsupportedModelError
 from toque.formats import load_checkpoint
+from toque.formats.layout import ARCHITECTURES
 from toque.graph.fuse import fuse
-from toque.models import build_graph
+from toque.models import build_graph, supported
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 96, 200)]
 
@@ -124,3 +125,8 @@ def test_half_precision_weights_are_computed_with_in_float32(name, dtype, tmp_pa
 def test_the_scale_of_gemma3_270m_is_not_rounded(gemma3):
     """Field case BR-057: sqrt(640) is 25.2982, where bf16 would make it 25.25."""
     assert abs(load_checkpoint(gemma3).config.embedding_scale - 25.2982) < 1e-4
+
+
+def test_what_can_be_read_can_be_run_and_the_other_way_round():
+    """``mistral`` is only ever read as the llama that it is."""
+    assert set(supported()) - {"mistral"} == set(ARCHITECTURES)
