@@ -270,7 +270,12 @@ class Model:
         targets: NDArray[numpy.int32],
         top: NDArray[numpy.int32],
         masks: NDArray[numpy.uint32] | None,
-    ) -> tuple: ...
+    ) -> tuple[
+        NDArray[numpy.int32],
+        NDArray[numpy.float32] | None,
+        NDArray[numpy.int32] | None,
+        NDArray[numpy.float32] | None,
+    ]: ...
     def set_profiling(self, on: bool) -> None: ...
     def profile(self) -> list[tuple[str, float]]:
         """(label, seconds) of each op since profiling was switched on."""
