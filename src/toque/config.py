@@ -47,7 +47,7 @@ class LimitSettings(Struct, frozen=True):
     """What one request, and all waiting requests of a deployment together, may ask for."""
 
     max_body_bytes: Count = 8 * 2**20
-    max_body_items: Count = 300_000  # commas in a body: what its parsing costs, while every stream waits
+    max_body_items: Count = 300_000  # commas + 3 x colons in a body: its parsing's cost, while streams wait
     max_header_bytes: Count = 64 * 2**10
     max_queued_requests: Count = 512  # sequences without a first token yet
     max_queued_tokens: Count = 2**20  # prompt tokens of those sequences

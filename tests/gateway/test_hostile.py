@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import itertools
 import json
+import statistics
 import time
 import zlib
 from collections.abc import AsyncIterator
@@ -22,7 +23,9 @@ from .world import Plan, World, served, spoken
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 STEP_S = 0.02
 WITHIN_S = 1.0
-PACE_S = 0.35  # the longest gap of the stream; beside STEP_S, room for a crowded machine
+PACE_S = (
+    1.0  # the longest gap of the stream; client and server share a thread, and the machine may be crowded
+)
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -89,6 +92,7 @@ async def beside_a_stream(w: World) -> AsyncIterator[None]:
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert len(gaps) >= 3
     assert max(gaps) < PACE_S
+    assert statistics.median(gaps) < 5 * STEP_S
 
 
 @pytest.fixture
@@ -128,6 +132,8 @@ async def test_a_body_of_very_many_values_is_refused_unparsed(w: World) -> None:
     many = await w.client.post(TEXT, json=text(prompt=[1] * 300_002))
     assert many.status_code == 413
     assert many.json()["error"]["code"] == "too_many_items"
+    keys = await w.client.post(TEXT, json=text(logit_bias={str(i): 1 for i in range(80_000)}))
+    assert keys.status_code == 413
     few = await w.client.post(TEXT, json=text(prompt=[1] * 200_000))
     assert few.status_code == 400
     assert "context" in few.json()["error"]["message"]
