@@ -135,7 +135,13 @@ class SamplingParams:
                 f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}",
                 param="logit_bias",
             )
-        for token, bias in self.logit_bias:
+        for pair in self.logit_bias:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise RequestError(
+                    f"logit_bias takes (token id, bias) pairs, got {_brief_any(pair)}; of a dict, its items()",
+                    param="logit_bias",
+                )
+            token, bias = pair
             _int_in_range("logit_bias", token, 0, 2**31 - 1)
             _in_range("logit_bias", bias, -100.0, 100.0)
 
@@ -160,6 +166,10 @@ def _int_in_range(name: str, value: int, low: int, high: int) -> None:
 
 
 def _brief(value: float) -> str:
+    return _brief_any(value)
+
+
+def _brief_any(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 24 else text[:21] + "..."
 

@@ -54,7 +54,8 @@ def serve(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for library in ("uvicorn", "alembic", "httpx"):  # their routine steps are not this server's news
+        logging.getLogger(library).setLevel(logging.WARNING)
     started = time.perf_counter()
     settings = with_keys_file(settings)
     with nullcontext() if progress is None else progress() as report:
