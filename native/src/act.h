@@ -6,7 +6,7 @@
 //
 //   kI8    codes  int8  [width / 4][T][4]        x = d * code, one d per token and group of 32
 //          scales float [width / 32][5][T]       the five fields of ScaleField
-//          peaks  per token, not per tile        see Peak
+//          peaks  uint8 [width / 32][T], padded; Peak [width / 32][T]    see Peak
 //   kBF16  codes  bf16  [ceil(width / 2)][T][2]  (odd width: the last value is zero)
 //   kF32   codes  float [width][T]
 //
@@ -43,8 +43,8 @@ enum ScaleField : int {
 // activations: with peaks, SmolLM2's logits diverge five times less from the float model's, for about a
 // twentieth more arithmetic.
 //
-// A token's peaks are `width / 32` bytes (padded to a multiple of 8), 0 or 1 + the quad's place in its group,
-// then a Peak for each group.
+// A tile's peaks are bytes [width / 32][T], 0 or 1 + the quad's place in its group, padded to
+// T * peak_flags(width) of them, then Peak [width / 32][T].
 struct Peak {
   int8_t high[4];
   float scale;  // 128 * d
@@ -104,7 +104,7 @@ struct ActSlot {
   int32_t size, t, width;
   uint8_t* codes;  // of the tile
   float* scales;   // of the tile
-  uint8_t* peaks;  // of the token
+  uint8_t* peaks;  // of the tile
 };
 static inline __attribute__((always_inline)) ActSlot act_slot(const Act& act, int token) {
   int tiles = token_tiles(act.tokens, act.tile_max), size = act.tokens / tiles, larger = act.tokens % tiles;
@@ -117,7 +117,7 @@ static inline __attribute__((always_inline)) ActSlot act_slot(const Act& act, in
           act.width,
           act.codes + (size_t)tile.first * code_stride(act.kind, act.width),
           act.scales + (size_t)tile.first * scale_stride(act.kind, act.width),
-          act.peaks + (size_t)token * peak_stride(act.kind, act.width)};
+          act.peaks + (size_t)tile.first * peak_stride(act.kind, act.width)};
 }
 
 }  // namespace toque

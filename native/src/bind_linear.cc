@@ -120,9 +120,11 @@ struct OwnedAct {
     }
     const auto code = reinterpret_cast<const int8_t*>(slot.codes)[(i / 4 * T + t) * 4 + i % 4];
     int value = code;
-    if (slot.peaks[i / kGroup] == i % kGroup / 4 + 1) {
+    const size_t at = i / kGroup * T + t;
+    if (slot.peaks[at] == i % kGroup / 4 + 1) {
       Peak peak;
-      std::memcpy(&peak, slot.peaks + peak_flags(act.width) + i / kGroup * sizeof(Peak), sizeof peak);
+      std::memcpy(&peak, slot.peaks + T * static_cast<size_t>(peak_flags(act.width)) + at * sizeof(Peak),
+                  sizeof peak);
       value += kPeakStep * peak.high[i % 4];
     }
     return slot.scales[(i / kGroup * kScaleFields + kScale) * T + t] * static_cast<float>(value);

@@ -191,34 +191,36 @@ void unpacked_tile(const TileArgs& args) {
   sums.finish();
 }
 
-// A token's peaks as the kernels want them.
+// A peak as the kernels want it.
 struct PeakAt {
-  int place;  // 8 * block + quad
+  int block, quad;
+  int token;  // of its tile
   Peak peak;
 };
 
-// Adds the upper parts of a token's peaks to its 16 sums.
+// Adds the upper parts of a token tile's peaks to its sums. They come in order of K, so that neighbours are
+// mostly different tokens' and do not wait for each other.
 template <Format F, bool Unpacked>
-void add_peaks(const uint8_t* tile, const PeakAt* peak, const PeakAt* end, float* sums) {
+void add_peaks(const uint8_t* tile, const PeakAt* at, const PeakAt* end, float* sums) {
   constexpr int kGroups = kGroup / format_shape(F).group;
-  f32x16 sum = load(sums);
-  for (; peak != end; ++peak) {
-    const int block = peak->place / 8, quad = peak->place % 8, group = quad * kGroups / 8;
+  for (; at != end; ++at) {
+    const int group = kGroups == 1 ? 0 : at->quad / 4;
     f32x16 scale;
     const uint8_t* codes;
     if constexpr (Unpacked) {
-      const uint8_t* unpacked = tile + (size_t)block * (unpacked_scales(F) + unpacked_bytes(F));
-      scale = load((const float*)unpacked + 16 * group);
-      codes = unpacked + unpacked_scales(F);
+      const uint8_t* block = tile + (size_t)at->block * (unpacked_scales(F) + unpacked_bytes(F));
+      scale = load((const float*)block + 16 * group);
+      codes = block + unpacked_scales(F);
     } else {
-      const uint8_t* record = tile + (size_t)(block / 2) * record_bytes(F);
-      scale = load_f16((const uint16_t*)record + (block % 2 * kGroups + group) * kTileRows);
-      codes = record + codes_offset(F) + block % 2 * block_bytes(F);
+      const uint8_t* record = tile + (size_t)(at->block / 2) * record_bytes(F);
+      const int half = at->block % 2;
+      scale = load_f16((const uint16_t*)record + (half * kGroups + group) * kTileRows);
+      codes = record + codes_offset(F) + half * block_bytes(F);
     }
-    const i32x16 dot = quad_dot<F, Unpacked>(codes, quad, peak->peak.high);
-    sum = fma(to_f32(dot) * broadcast(peak->peak.scale), scale, sum);
+    const i32x16 dot = quad_dot<F, Unpacked>(codes, at->quad, at->peak.high);
+    float* sum = sums + 16 * at->token;
+    store(sum, fma(to_f32(dot) * broadcast(at->peak.scale), scale, load(sum)));
   }
-  store(sums, sum);
 }
 
 // Weights of one k for 16 rows.
@@ -341,10 +343,10 @@ FormatKernels kernels_of(Format format) {
   return kernels;
 }
 
-// The peaks of all tokens, gathered once for all output tiles.
+// The peaks of all token tiles, gathered once for all output tiles.
 struct Peaks {
   const PeakAt* at = nullptr;
-  const int* ends = nullptr;  // [tokens + 1] token t has peaks ends[t] .. ends[t + 1] - 1
+  const int* ends = nullptr;  // [token tiles + 1] tile i has ends[i] .. ends[i + 1] - 1; null: there are none
 
   static size_t bytes(const Act& act) {
     if (act.kind != ActKind::kI8) return 0;
@@ -359,25 +361,26 @@ struct Peaks {
     PeakAt* out = (PeakAt*)(end + act.tokens + 1);
     ends = end;
     at = out;
-    const int flags = peak_flags(act.width), groups = act.width / kGroup;
-    const size_t stride = peak_stride(act.kind, act.width);
-    for (int token = 0; token < act.tokens; ++token) {
-      *end++ = (int)(out - at);
-      const uint8_t* peaks = act.peaks + (size_t)token * stride;
-      for (int first = 0; first < groups; first += 8) {
+    const size_t flags = (size_t)peak_flags(act.width), stride = peak_stride(act.kind, act.width);
+    const int tiles = token_tiles(act.tokens, act.tile_max);
+    *end = 0;
+    for (int i = 0; i < tiles; ++i) {
+      const TokenTile tile = token_tile(act.tokens, act.tile_max, i);
+      const uint8_t* places = act.peaks + (size_t)tile.first * stride;
+      const Peak* peaks = (const Peak*)(places + (size_t)tile.size * flags);
+      const int count = act.width / kGroup * tile.size;
+      for (int first = 0; first < count; first += 8) {
         uint64_t any;
-        memcpy(&any, peaks + first, 8);
-        if (groups - first < 8) any &= ((uint64_t)1 << 8 * (groups - first)) - 1;
+        memcpy(&any, places + first, 8);
+        if (count - first < 8) any &= ((uint64_t)1 << 8 * (count - first)) - 1;
         while (any != 0) {
-          const int byte = __builtin_ctzll(any) / 8, group = first + byte;
+          const int byte = __builtin_ctzll(any) / 8, index = first + byte;
           any &= ~((uint64_t)0xff << 8 * byte);
-          out->place = 8 * group + peaks[group] - 1;
-          memcpy(&out->peak, peaks + flags + (size_t)group * sizeof(Peak), sizeof(Peak));
-          ++out;
+          *out++ = {index / tile.size, places[index] - 1, index % tile.size, peaks[index]};
         }
       }
+      *++end = (int)(out - at);
     }
-    *end = (int)(out - at);
   }
 };
 
@@ -424,10 +427,8 @@ struct Product {
                                   in.scales + tile.first * scale_floats, sums});
     if (peaks.ends == nullptr) return;
     const auto add = unpacked_bytes ? kernels.unpacked_peaks : kernels.packed_peaks;
-    for (int t = 0; t < tile.size; ++t) {
-      const int begin = peaks.ends[tile.first + t], end = peaks.ends[tile.first + t + 1];
-      if (begin < end) add(prepared, peaks.at + begin, peaks.at + end, sums + 16 * t);
-    }
+    if (peaks.ends[i] < peaks.ends[i + 1])
+      add(prepared, peaks.at + peaks.ends[i], peaks.at + peaks.ends[i + 1], sums);
   }
 };
 

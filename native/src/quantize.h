@@ -7,35 +7,19 @@
 
 namespace toque::TOQUE_ISA {
 
-// The loudest quad of a group and how loud the others are.
-struct Loudness {
-  float first, second;
-  int quad;
-};
-TOQUE_INLINE Loudness loudness(f32x16 low, f32x16 high) {
-  alignas(64) float quads[kGroup];  // four times each quad's maximum
-  store(quads, max_of_quads(abs(low)));
-  store(quads + 16, max_of_quads(abs(high)));
-  float first = 0.0f, second = 0.0f;
-  TOQUE_UNROLL
-  for (int j = 0; j < kGroup; j += 4) {
-    const float x = quads[j], smaller = x < first ? x : first;
-    second = smaller > second ? smaller : second;
-    first = x > first ? x : first;
-  }
-  int quad = 0;
-  if (first > kPeakRatio * second) {
-    while (quads[4 * quad] != first) ++quad;
-  }
-  return {first, second, quad};
-}
-
-// Takes 128 * high off the peak's four values and notes it.
-TOQUE_INLINE void store_peak(const ActSlot& slot, int group, int quad, float d, i32x16 low, i32x16 high,
-                             int32_t* quads) {
+// Writes the loudest quad of a group in two parts: takes 128 * high off its four values in `quads`, the
+// codes.
+TOQUE_INLINE void store_peak(const ActSlot& slot, int group, float loudest, f32x16 x_low, f32x16 x_high,
+                             float d, i32x16 q_low, i32x16 q_high, int32_t* quads) {
+  alignas(64) float magnitudes[kGroup];
   alignas(64) int32_t values[kGroup];
-  store(values, low);
-  store(values + 16, high);
+  store(magnitudes, abs(x_low));
+  store(magnitudes + 16, abs(x_high));
+  store(values, q_low);
+  store(values + 16, q_high);
+  int place = 0;
+  while (place < kGroup - 1 && magnitudes[place] != loudest) ++place;
+  const int quad = place / 4;
   Peak peak;
   int8_t rest[4];
   for (int i = 0; i < 4; ++i) {
@@ -45,7 +29,9 @@ TOQUE_INLINE void store_peak(const ActSlot& slot, int group, int quad, float d, 
   }
   peak.scale = (float)kPeakStep * d;
   memcpy(quads + quad, rest, 4);
-  memcpy(slot.peaks + peak_flags(slot.width) + (size_t)group * sizeof(Peak), &peak, sizeof peak);
+  const size_t at = (size_t)group * slot.size + slot.t;
+  slot.peaks[at] = (uint8_t)(quad + 1);
+  memcpy(slot.peaks + (size_t)slot.size * peak_flags(slot.width) + at * sizeof(Peak), &peak, sizeof peak);
 }
 
 // Values 32 * group .. 32 * group + 31 of one token. `count` < 32 marks the ragged end of a float row (lanes
@@ -54,18 +40,19 @@ TOQUE_INLINE void store_peak(const ActSlot& slot, int group, int quad, float d, 
 TOQUE_INLINE void store_group(const ActSlot& slot, int group, f32x16 low, f32x16 high, int count = kGroup) {
   const int T = slot.size;
   if (slot.kind == ActKind::kI8) {
-    const Loudness loud = loudness(low, high);
+    float first, second;  // the loudest values of the loudest two quads
+    top_two_quads(abs(low), abs(high), first, second);
     // abs() and max() may drop a NaN operand; x - x is NaN for every non-finite x, and 0 otherwise.
     float check = reduce_add((low - low) + (high - high));
-    const bool peak = loud.first > kPeakRatio * loud.second && loud.first >= 1e-30f && check == 0.0f;
-    float largest = loud.first;
+    const bool peak = first > kPeakRatio * second && first >= 1e-30f && check == 0.0f;
+    float largest = first;
     if (peak) {  // at least so large that the peak's upper part fits a byte
-      const float least = loud.first / (float)kPeakStep;
-      largest = loud.second > least ? loud.second : least;
+      const float least = first / (float)kPeakStep;
+      largest = second > least ? second : least;
     }
     float d = largest / 127.0f + check;
     f32x16 inverse = broadcast(largest > 0.0f ? 127.0f / largest : 0.0f);
-    if (loud.first < 1e-30f || check != 0.0f) inverse = zero_f32();
+    if (first < 1e-30f || check != 0.0f) inverse = zero_f32();
     i32x16 q_low = round_i32(low * inverse), q_high = round_i32(high * inverse);
     if (check != 0.0f) q_low = q_high = broadcast((int32_t)0);
     int sum_low = reduce_add(q_low), sum_high = reduce_add(q_high);
@@ -73,8 +60,8 @@ TOQUE_INLINE void store_group(const ActSlot& slot, int group, f32x16 low, f32x16
     alignas(32) int32_t quads[8];
     store_i8((int8_t*)quads, q_low);
     store_i8((int8_t*)(quads + 4), q_high);
-    slot.peaks[group] = (uint8_t)(peak ? loud.quad + 1 : 0);
-    if (peak) store_peak(slot, group, loud.quad, d, q_low, q_high, quads);
+    slot.peaks[(size_t)group * T + slot.t] = 0;
+    if (peak) store_peak(slot, group, first, low, high, d, q_low, q_high, quads);
     int32_t* codes = (int32_t*)slot.codes + (size_t)group * 8 * T + slot.t;
     for (int j = 0; j < 8; ++j) codes[(size_t)j * T] = quads[j];
 

@@ -41,9 +41,6 @@ TOQUE_INLINE f32x16 sqrt(f32x16 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_p
 TOQUE_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 TOQUE_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 TOQUE_INLINE f32x16 abs(f32x16 a) { __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)); return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)}; }
-TOQUE_INLINE __m256 half_max_of_quads(__m256 a) { a = _mm256_max_ps(a, _mm256_permute_ps(a, 0xb1)); return _mm256_max_ps(a, _mm256_permute_ps(a, 0x4e)); }
-// In each lane the largest of its four neighbours 4i..4i+3.
-TOQUE_INLINE f32x16 max_of_quads(f32x16 a) { return {half_max_of_quads(a.lo), half_max_of_quads(a.hi)}; }
 TOQUE_INLINE i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)}; }
 
@@ -140,6 +137,24 @@ TOQUE_INLINE u8x64 shift_words(u8x64 a) {
 TOQUE_INLINE u8x64 shift_words_right(u8x64 a, int n) {
   const __m128i count = _mm_cvtsi32_si128(n);
   return {_mm256_srl_epi16(a.lo, count), _mm256_srl_epi16(a.hi, count)};
+}
+
+// In each lane the largest of its four neighbours 4i..4i+3.
+TOQUE_INLINE __m256 max_of_quads(__m256 a) {
+  a = _mm256_max_ps(a, _mm256_permute_ps(a, 0xb1));
+  return _mm256_max_ps(a, _mm256_permute_ps(a, 0x4e));
+}
+// The largest and the second largest of the maxima of eight quads, by a tournament.
+TOQUE_INLINE void top_two_quads(f32x16 low, f32x16 high, float& first, float& second) {
+  const __m256 a = max_of_quads(low.lo), b = max_of_quads(low.hi), c = max_of_quads(high.lo),
+               d = max_of_quads(high.hi);
+  const __m256 ab = _mm256_max_ps(a, b), cd = _mm256_max_ps(c, d);
+  const __m256 losers = _mm256_max_ps(_mm256_min_ps(a, b), _mm256_min_ps(c, d));
+  const __m256 top = _mm256_max_ps(ab, cd), next = _mm256_max_ps(_mm256_min_ps(ab, cd), losers);
+  const __m128 x = _mm256_castps256_ps128(top), y = _mm256_extractf128_ps(top, 1);
+  const __m128 rest = _mm_max_ps(_mm256_castps256_ps128(next), _mm256_extractf128_ps(next, 1));
+  first = _mm_cvtss_f32(_mm_max_ss(x, y));
+  second = _mm_cvtss_f32(_mm_max_ss(_mm_min_ss(x, y), rest));
 }
 
 // Reductions fold 16 -> 8 -> 4 -> 2 -> 1, always adding lane i + half to lane i.

@@ -51,8 +51,6 @@ TOQUE_INLINE f32x16 sqrt(f32x16 a) { return {_mm512_sqrt_ps(a.v)}; }
 TOQUE_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 TOQUE_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 TOQUE_INLINE f32x16 abs(f32x16 a) { return {_mm512_abs_ps(a.v)}; }
-// In each lane the largest of its four neighbours 4i..4i+3.
-TOQUE_INLINE f32x16 max_of_quads(f32x16 a) { a = max(a, f32x16{_mm512_permute_ps(a.v, 0xb1)}); return max(a, f32x16{_mm512_permute_ps(a.v, 0x4e)}); }
 TOQUE_INLINE i32x16 add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
 
@@ -169,6 +167,23 @@ TOQUE_INLINE u8x64 shift_words_right(u8x64 a, int n) { return {_mm512_srl_epi16(
 TOQUE_INLINE __m256 fold_low(f32x16 a) { return _mm512_castps512_ps256(a.v); }
 TOQUE_INLINE __m256 fold_high(f32x16 a) {
   return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
+}
+// In each lane the largest of its four neighbours 4i..4i+3.
+TOQUE_INLINE __m256 max_of_quads(__m256 a) {
+  a = _mm256_max_ps(a, _mm256_permute_ps(a, 0xb1));
+  return _mm256_max_ps(a, _mm256_permute_ps(a, 0x4e));
+}
+// The largest and the second largest of the maxima of eight quads, by a tournament.
+TOQUE_INLINE void top_two_quads(f32x16 low, f32x16 high, float& first, float& second) {
+  const __m256 a = max_of_quads(fold_low(low)), b = max_of_quads(fold_high(low)),
+               c = max_of_quads(fold_low(high)), d = max_of_quads(fold_high(high));
+  const __m256 ab = _mm256_max_ps(a, b), cd = _mm256_max_ps(c, d);
+  const __m256 losers = _mm256_max_ps(_mm256_min_ps(a, b), _mm256_min_ps(c, d));
+  const __m256 top = _mm256_max_ps(ab, cd), next = _mm256_max_ps(_mm256_min_ps(ab, cd), losers);
+  const __m128 x = _mm256_castps256_ps128(top), y = _mm256_extractf128_ps(top, 1);
+  const __m128 rest = _mm_max_ps(_mm256_castps256_ps128(next), _mm256_extractf128_ps(next, 1));
+  first = _mm_cvtss_f32(_mm_max_ss(x, y));
+  second = _mm_cvtss_f32(_mm_max_ss(_mm_min_ss(x, y), rest));
 }
 TOQUE_INLINE float reduce_add(f32x16 a) {
   __m256 s8 = _mm256_add_ps(fold_low(a), fold_high(a));

@@ -74,14 +74,6 @@ TOQUE_INLINE f32x16 sqrt(f32x16 a) { f32x16 r; TOQUE_LANES(r.v[i] = __builtin_sq
 TOQUE_INLINE f32x16 max(f32x16 a, f32x16 b) { f32x16 r; TOQUE_LANES(r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 TOQUE_INLINE f32x16 min(f32x16 a, f32x16 b) { f32x16 r; TOQUE_LANES(r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 TOQUE_INLINE f32x16 abs(f32x16 a) { f32x16 r; TOQUE_LANES(r.v[i] = bits_to_f32(f32_to_bits(a.v[i]) & 0x7fffffff)); }
-// In each lane the largest of its four neighbours 4i..4i+3.
-TOQUE_INLINE f32x16 max_of_quads(f32x16 a) {
-    f32x16 r = a;
-    for (int i = 0; i < 16; ++i) {
-        for (int j = i & ~3; j < (i | 3) + 1; ++j) r.v[i] = r.v[i] > a.v[j] ? r.v[i] : a.v[j];
-    }
-    return r;
-}
 TOQUE_INLINE i32x16 add(i32x16 a, i32x16 b) { i32x16 r; TOQUE_LANES(r.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i])); }
 template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { i32x16 r; TOQUE_LANES(r.v[i] = (int32_t)((uint32_t)a.v[i] << N)); }
 
@@ -165,6 +157,22 @@ TOQUE_INLINE u8x64 shift_words_right(u8x64 a, int n) {
   for (int i = 0; i < 32; ++i) words[i] = (uint16_t)(words[i] >> n);
   memcpy(a.v, words, sizeof words);
   return a;
+}
+
+// The largest and the second largest of the maxima of eight quads.
+TOQUE_INLINE void top_two_quads(f32x16 low, f32x16 high, float& first, float& second) {
+  first = second = 0.0f;
+  for (int quad = 0; quad < 8; ++quad) {
+    const float* x = quad < 4 ? low.v + 4 * quad : high.v + 4 * (quad - 4);
+    float largest = x[0];
+    for (int i = 1; i < 4; ++i) largest = x[i] > largest ? x[i] : largest;
+    if (largest > first) {
+      second = first;
+      first = largest;
+    } else if (largest > second) {
+      second = largest;
+    }
+  }
 }
 
 // Reductions fold 16 -> 8 -> 4 -> 2 -> 1, always adding lane i + half to lane i.
