@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fixtures.byte_grammars import EOS, PADDED, SHARED
@@ -19,7 +20,7 @@ from toque.engine.fake import FakeExecutable
 from toque.engine.grammars import Grammars
 from toque.engine.loader import load_engine
 from toque.engine.options import EngineOptions
-from toque.errors import GrammarError, RequestError
+from toque.errors import EngineError, GrammarError, RequestError
 from toque.text.grammar.compiler import Compiler
 from toque.text.grammar.spec import GrammarSpec
 from toque.types import FinishReason, SamplingParams
@@ -274,6 +275,30 @@ def test_a_model_that_would_say_something_else(backend: str, tmp_path: Path) -> 
         assert answers[f"choice {temperature}"] in ("yes", "no")
         assert set(answers[f"regex {temperature}"]) <= {"x", "y"}
         assert json.loads(answers[f"json {temperature}"])["kind"] in ("a", "b")
+
+
+def test_a_replica_sorts_the_vocabulary_before_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later it would hold up every stream: the library does not let go of the interpreter meanwhile."""
+    warmed: list[bool] = []
+    original = Compiler._prepare
+    monkeypatch.setattr(Compiler, "_prepare", lambda self: (warmed.append(True), original(self))[1])
+    path = make_parrot(tmp_path, script(":", ["x"]))
+    options = EngineOptions(backend="reference", kv_blocks=8, threads=1)
+    load_engine(path, options).close()
+    assert not warmed
+    engine = load_engine(path, options, warm_grammars=True)
+    assert warmed == [True]
+    engine.add(request("r", b"say:", GREEDY, grammar=GrammarSpec.choice(["yes"]).encode()))
+    assert text(drain(engine)["r"]) == "yes"
+    assert warmed == [True]
+    engine.close()
+
+
+def test_a_mask_that_is_too_small_is_never_written_past_its_end() -> None:
+    with pytest.raises(EngineError, match="words"):
+        SHARED.compile(JSON).fill(np.zeros(4, np.uint32))
 
 
 def test_the_tokenizer_is_only_asked_for_when_a_grammar_comes() -> None:

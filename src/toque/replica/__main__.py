@@ -33,7 +33,7 @@ def load(model: Path, options: EngineOptions, digest: str) -> Loaded:
     if checkpoint.config.pooling:
         engine = EmbeddingSteps(load_embedding_engine(checkpoint, options), options)
     else:
-        engine = load_engine(checkpoint, options)
+        engine = load_engine(checkpoint, options, warm_grammars=True)
     return Loaded(
         engine,
         pb.Model(

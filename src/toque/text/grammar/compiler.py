@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toque.errors import GrammarError
+from toque.errors import EngineError, GrammarError
 from toque.text.grammar.lark import lark_source
 from toque.text.grammar.spec import GrammarKind, GrammarSpec
 
@@ -45,6 +45,8 @@ class Matcher:
 
     def fill(self, row: npt.NDArray[np.uint32]) -> None:
         """Write the allowed tokens into a row of a step's masks; ids beyond the tokenizer's are never allowed."""
+        if row.size < self._words:
+            raise EngineError(f"a mask of {row.size} words for a vocabulary that takes {self._words}")
         self._inner.unsafe_compute_mask_ptr(row.ctypes.data, 4 * self._words)
         row[self._words :] = 0
 
