@@ -188,6 +188,39 @@ def test_quantized_activations_stay_within_half_a_step(isa):
     assert_same_bits(got, _native.quantize("scalar", x))
 
 
+def with_peaks(tokens, cols):
+    """Groups with one loud quad each, another one for every token and group: here by 4, there by up to 100,000."""
+    x = inputs(tokens, cols)
+    for token in range(tokens):
+        for group in range(cols // 32):
+            quad = (3 * token + 5 * group) % 8
+            x[token, 32 * group + 4 * quad + token % 4] *= (1.0, 8.0, 100.0, 1e5)[(token + group) % 4]
+    return x
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", INTEGER_TYPES)
+@pytest.mark.parametrize("tokens", [1, 2, 6, 29])
+def test_peaks_count_in_full(dtype, isa, tokens):
+    cols = max(columns(dtype), 96)
+    weight = pack(dtype, raw_rows(dtype, 40, cols), cols)
+    x = with_peaks(tokens, cols)
+    expected, got = exact(isa, dtype, weight, x), _native.linear(isa, weight, x)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
+    assert_same_bits(got, _native.linear("scalar", weight, x))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_peak_leaves_its_group_its_precision(isa):
+    """The step follows the second loudest quad, down to a 128th of the loudest."""
+    x = with_peaks(24, 96)
+    groups = np.abs(x).reshape(24, 3, 8, 4)
+    first, second = np.sort(groups.max(axis=3), axis=2)[..., :-3:-1].transpose(2, 0, 1)
+    step = np.where(first > 2 * second, np.maximum(second, first / 128), first) / 127
+    error = np.abs(_native.quantize(isa, x) - x).reshape(24, 3, 32).max(axis=2)
+    assert np.all(error <= step * 0.5001 + 1e-6 * first)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["Q4_1", "F16"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +12,15 @@ import pytest
 from fixtures.checkpoints import batch_of, prefill_logits
 from toque.backends.base import BackendOptions
 from toque.backends.cpu import CpuBackend
-from toque.backends.reference import ReferenceBackend
 from toque.formats import load_checkpoint
 from toque.graph.fuse import fuse
 from toque.models import build_graph
+from toque.text.template import load_template
 from toque.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.model
 POSITIONS = 200
+GOLDEN = Path(__file__).parents[2] / "golden" / "smollm2_logits.npz"
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +42,34 @@ def cpu(checkpoint):
     return executable
 
 
-def test_logits_stay_as_close_to_the_reference_as_int8_activations_allow(checkpoint, tokens, cpu):
-    """llama.cpp on the same file: mean KL 0.0031, top-1 0.964 over 500 positions; measured here 0.0021 and 0.968."""
-    graph = build_graph(checkpoint.config, checkpoint.tensors)
-    reference = ReferenceBackend().lower(graph, checkpoint, BackendOptions(max_sequences=256))
-    reference.allocate_kv(8)
-    expected, actual = (prefill_logits(executable, tokens) for executable in (reference, cpu))
-    p, q = (
-        x - np.logaddexp.reduce(x, axis=1, keepdims=True)
-        for x in (expected.astype(float), actual.astype(float))
-    )
-    divergence = (np.exp(p) * (p - q)).sum(axis=1)
-    assert divergence.mean() < 0.0031
-    assert divergence.max() < 0.03
-    assert (expected.argmax(1) == actual.argmax(1)).mean() >= 0.955
+def test_logits_are_closer_to_the_float_model_than_llama_cpp(cpu):
+    """Over 500 positions llama.cpp has, on the same file, a mean KL of 0.00307 and a top-1 agreement of 0.958.
+
+    Measured here: 0.00056 and 0.984 (benchmarks/accuracy.py); 0.00047 by this test's measure, which knows only the 64
+    likeliest tokens and is a lower bound. The bounds leave room for another processor's rounding.
+    """
+    with np.load(GOLDEN) as golden:
+        tokens, ids, p = (
+            golden["tokens"].tolist(),
+            golden["ids"].astype(int),
+            golden["logprobs"].astype(float),
+        )
+    logits = prefill_logits(cpu, tokens, chunk=250).astype(float)
+    q = np.take_along_axis(logits, ids, 1) - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    others = [np.log1p(-np.exp(x).sum(axis=1).clip(max=1 - 1e-9)) for x in (p, q)]
+    divergence = (np.exp(p) * (p - q)).sum(axis=1) + np.exp(others[0]) * (others[0] - others[1])
+    assert divergence.mean() < 0.0008
+    assert divergence.max() < 0.01
+    assert (ids[:, 0] == logits.argmax(1)).mean() >= 0.97
+
+
+def test_a_narrow_choice_falls_as_in_the_float_model(checkpoint, cpu):
+    """Float logits prefer "The" to "L" by 0.08 at the answer's first token, less than plain int8 activations keep."""
+    tokenizer = load_tokenizer(checkpoint)
+    template = load_template(checkpoint, tokenizer)
+    prompt = template.render([{"role": "user", "content": "What is the capital of France?"}])
+    logits = prefill_logits(cpu, tokenizer.encode(prompt, add_special=False))
+    assert tokenizer.token_text(int(logits[-1].argmax())) == "The"
 
 
 def test_batch_chunks_and_blocks_change_no_bit(tokens, cpu):
