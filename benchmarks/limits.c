@@ -1,0 +1,51 @@
+// What the machine itself can do, for limits.py: reading memory, and integer multiply-adds in registers.
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// Reads `bytes` (a multiple of 512) once, strictly forward.
+uint64_t read_memory(const char* p, size_t bytes) {
+  __m256i sum[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
+                    _mm256_setzero_si256()};
+  for (size_t i = 0; i < bytes; i += 128) {
+    for (int j = 0; j < 4; ++j) {
+      sum[j] = _mm256_add_epi64(sum[j], _mm256_loadu_si256((const __m256i*)(p + i + 32 * j)));
+    }
+    _mm_prefetch(p + i + 4096, _MM_HINT_T0);
+    _mm_prefetch(p + i + 4160, _MM_HINT_T0);
+  }
+  sum[0] = _mm256_add_epi64(_mm256_add_epi64(sum[0], sum[1]), _mm256_add_epi64(sum[2], sum[3]));
+  return (uint64_t)_mm256_extract_epi64(sum[0], 0);
+}
+
+// Bytes by bytes, `rounds` times; returns multiply-adds done per round, `*sink` keeps the work alive.
+#define CHAINS 12
+#if defined(__AVX512VNNI__)
+int int8_rounds(int64_t rounds, int* sink) {
+  __m512i a = _mm512_set1_epi8(1), acc[CHAINS];
+  for (int j = 0; j < CHAINS; ++j) acc[j] = _mm512_setzero_si512();
+  for (int64_t i = 0; i < rounds; ++i) {
+    for (int j = 0; j < CHAINS; ++j) acc[j] = _mm512_dpbusd_epi32(acc[j], a, a);
+  }
+  for (int j = 1; j < CHAINS; ++j) acc[0] = _mm512_add_epi32(acc[0], acc[j]);
+  *sink = _mm512_reduce_add_epi32(acc[0]);
+  return 64 * CHAINS;
+}
+#else
+// vpmaddubsw and the addition of its 16-bit sums: what AVX2 has.
+int int8_rounds(int64_t rounds, int* sink) {
+  __m256i acc[CHAINS];
+  __m256i a = _mm256_set1_epi8(1);
+  for (int j = 0; j < CHAINS; ++j) acc[j] = _mm256_setzero_si256();
+  for (int64_t i = 0; i < rounds; ++i) {
+    for (int j = 0; j < CHAINS; ++j) {
+      __m256i product = _mm256_maddubs_epi16(a, a);
+      __asm__ volatile("vpaddw %1, %0, %0" : "+x"(acc[j]) : "x"(product));
+      __asm__ volatile("" : "+x"(a));
+    }
+  }
+  for (int j = 1; j < CHAINS; ++j) acc[0] = _mm256_add_epi16(acc[0], acc[j]);
+  *sink = _mm256_extract_epi16(acc[0], 0);
+  return 32 * CHAINS;
+}
+#endif

@@ -1,0 +1,91 @@
+"""The machine's own limits: DRAM read bandwidth and int8 multiply-adds, on one thread and on all.
+
+    python benchmarks/limits.py [--threads 1 2] [--repeats 7]
+
+Compiles limits.c with the system's C compiler. Figures are the best of several passes; neighbours on a shared machine
+take from both, so give a kernel's figure as a share of a limit measured in the same minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+BUFFER = 256 << 20  # bytes read per pass by all threads together: more than any cache here
+ROUNDS = 4_000_000
+
+
+def library() -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "limits.so"
+        source = Path(__file__).with_name("limits.c")
+        subprocess.run(
+            ["cc", "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(out)], check=True
+        )
+        loaded = ctypes.CDLL(str(out))
+    loaded.read_memory.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    loaded.int8_rounds.argtypes = (ctypes.c_int64, ctypes.c_void_p)
+    return loaded
+
+
+def best_seconds(work: Callable[[int], object], threads: int, repeats: int) -> float:
+    """All threads start together; a pass takes as long as its slowest thread."""
+    best = float("inf")
+    for _ in range(repeats):
+        meet = threading.Barrier(threads + 1)
+
+        def run(index: int, meet: threading.Barrier = meet) -> None:
+            meet.wait()
+            work(index)
+
+        team = [threading.Thread(target=run, args=(index,)) for index in range(threads)]
+        for thread in team:
+            thread.start()
+        meet.wait()
+        start = time.perf_counter()
+        for thread in team:
+            thread.join()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def measure(threads: int, repeats: int) -> dict[str, float]:
+    native = library()
+    buffer = (ctypes.c_char * (BUFFER + 8192))()
+    ctypes.memset(buffer, 1, BUFFER)
+    part = BUFFER // threads // 512 * 512
+    base = ctypes.addressof(buffer)
+    seconds = best_seconds(lambda i: native.read_memory(base + i * part, part), threads, repeats)
+    bandwidth = part * threads / seconds / 1e9
+    sinks = [ctypes.c_int() for _ in range(threads)]
+    per_round = native.int8_rounds(1, ctypes.byref(sinks[0]))
+    seconds = best_seconds(lambda i: native.int8_rounds(ROUNDS, ctypes.byref(sinks[i])), threads, repeats)
+    return {"dram_gb_s": bandwidth, "int8_gmac_s": per_round * ROUNDS * threads / seconds / 1e9}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, len(os.sched_getaffinity(0))])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    figures = {threads: measure(threads, options.repeats) for threads in dict.fromkeys(options.threads)}
+    if options.json:
+        print(json.dumps(figures))
+        return
+    for threads, limit in figures.items():
+        print(
+            f"{threads} threads: DRAM read {limit['dram_gb_s']:.1f} GB/s, int8 {limit['int8_gmac_s']:.0f} GMAC/s"
+        )
+
+
+if __name__ == "__main__":
+    main()
