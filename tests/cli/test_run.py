@@ -151,6 +151,7 @@ def test_ctrl_c_ends_one_answer_of_a_conversation(endless: Path) -> None:
             terminal.read("xyxy")
             terminal.process.send_signal(signal.SIGINT)
             terminal.read("\r\n> ")
+        time.sleep(0.5)  # until it waits for a line: a signal before the read call is seen only after a line
         terminal.process.send_signal(signal.SIGINT)  # at the prompt it does nothing
         terminal.read("> ")
         terminal.type("\x04")

@@ -331,16 +331,14 @@ def test_the_engine_quantizes_as_it_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_an_encoder_quantized_as_it_is_loaded_embeds_nearly_the_same() -> None:
-    from conftest import ROOT
+def test_an_encoder_quantized_as_it_is_loaded_embeds_nearly_the_same(minilm: Path) -> None:
     from toque.engine.embedding import load_embedding_engine
     from toque.engine.options import EngineOptions
 
-    folder = ROOT / ".cache" / "models" / "all-MiniLM-L6-v2"
     tokens = [[101, 1037, 4937, 4150, 102], [101, 2054, 2003, 1996, 3007, 102]]
     vectors = []
     for quantize in ("", "int8"):
-        engine = load_embedding_engine(folder, EngineOptions(quantize=quantize, threads=1))
+        engine = load_embedding_engine(minilm, EngineOptions(quantize=quantize, threads=1))
         vectors.append(engine.embed(tokens))
     cosines = (vectors[0] * vectors[1]).sum(axis=1)
     assert (cosines > 0.99).all()

