@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from toque.text.tokenizer import load_tokenizer
 
 from compare import ROOT, Worker, peer_python
 from toque.backends import load_backend
 from toque.backends.base import BLOCK_SIZE, BackendOptions, StepBatch
 from toque.formats import load_checkpoint
 from toque.models import build_graph
+from toque.text.tokenizer import load_tokenizer
 
 
 def reference_logits(path: Path, tokens: list[int]) -> np.ndarray:

@@ -243,8 +243,9 @@ double time_linear(const std::string& isa, const std::vector<const PackedMatrix*
   std::atomic<int> arrived{0};
   auto meet = [&](int round) {
     arrived.fetch_add(1);
-    while (arrived.load(std::memory_order_acquire) < round * parts) {
-    }
+    // Gives the core away: whoever waits for a preempted thread on a busy machine may be what keeps it
+    // waiting.
+    while (arrived.load(std::memory_order_acquire) < round * parts) std::this_thread::yield();
   };
   split(parts, parts, [&](int part, int) {
     int round = 0;

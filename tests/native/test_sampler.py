@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from toque._native import Sampler as NativeSampler
 from toque._native import isas
-
 from toque.backends.reference.sampler import Sampler, log_softmax, top_alternatives
 from toque.types import SamplingParams
 
