@@ -169,3 +169,19 @@ def test_nobody_is_blamed_for_our_own_sleep() -> None:
     assert life.judge(61, Health(ReplicaState.DEGRADED, silent_s=60)) == ""
     assert not judge(life, 61.25, 62, READY)
     assert life.ready_s() == pytest.approx(62, abs=0.3)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_stop_that_comes_together_with_an_event_is_not_forgotten(turns: int) -> None:
+    watched = Watched()
+    supervisor = watched.supervisor()
+    supervisor.start()
+    await until(lambda: supervisor.entry.address)
+    await asyncio.sleep(0.05)
+    supervisor.stir()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    stopping = asyncio.get_running_loop().create_task(supervisor.stop(0.0))
+    done, _ = await asyncio.wait([stopping], timeout=2)
+    assert done
+    assert supervisor.entry.state is ReplicaState.DEAD

@@ -136,8 +136,10 @@ class Supervisor:
             if hang:
                 return Observed(spec.replica_id, spec.epoch, spec.address, observed.handle, None, hang)
             self._stirred.clear()
+            # Not `wait_for`: in Python 3.11 it forgets a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stirred.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):
+                    await self._stirred.wait()
 
     def _say(self, state: ReplicaState, reason: str) -> None:
         old = self.entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -227,10 +228,10 @@ class ReplicaPool:
     async def _next_change(self, until: float) -> None:
         changed = self._changed
         timeout = min(_RECHECK_S, max(0.0, until - time.monotonic()))
-        try:
-            await asyncio.wait_for(changed.wait(), timeout)
-        except TimeoutError:
-            return
+        # Not `wait_for`: in Python 3.11 it forgets a cancellation that comes together with the event.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await changed.wait()
 
 
 def _load(session: Session) -> Load:
