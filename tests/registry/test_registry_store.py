@@ -376,3 +376,22 @@ def test_the_home_is_an_environment_variable(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv("TOQUE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Store().home == tmp_path / ".local" / "share" / "toque"
+
+
+def test_threads_that_open_a_model_at_once_all_get_it(world: SimpleNamespace) -> None:
+    path = world.store.pull(REF)
+    for _ in range(30):
+        path.unlink()
+        together, found = threading.Barrier(4), []
+
+        def open_it(together: threading.Barrier = together, found: list[Path] = found) -> None:
+            together.wait(10)
+            found.append(Store(world.home).pull(REF))
+
+        threads = [threading.Thread(target=open_it) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [path] * 4
+        assert path.exists()

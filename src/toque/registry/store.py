@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -218,7 +219,8 @@ class Store:
 
     def _link(self, link: Path, file: StoredFile) -> None:
         target = os.path.relpath(self._blob(file.sha256), link.parent)
-        temporary = link.with_name(f".{link.name}.{os.getpid()}")
+        # Nothing locks this: several threads and processes may make the same link, each under a name of its own.
+        temporary = link.with_name(f".{link.name}.{os.getpid()}.{threading.get_ident()}")
         with disk(file.name):
             link.parent.mkdir(parents=True, exist_ok=True)
             temporary.unlink(missing_ok=True)
