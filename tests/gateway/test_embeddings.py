@@ -14,6 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from toque.errors import UnavailableError
+from toque.routing.base import OnRoute
 from toque.routing.fake import FakeEngineClient
 from toque.types import EngineRequest, FinishReason, SequenceOutput
 
@@ -34,7 +35,9 @@ class Vectors(FakeEngineClient):
     delay_s: float = 0.0
     most: int = 0
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+    async def generate(
+        self, request: EngineRequest, on_route: OnRoute | None = None
+    ) -> AsyncGenerator[SequenceOutput, None]:
         self.requests.append(request)
         self.running += 1
         self.most = max(self.most, self.running)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from toque.errors import GrammarError
+from toque.routing.base import OnRoute
 from toque.routing.fake import FakeEngineClient
 from toque.text.grammar.spec import GrammarKind, GrammarSpec
 from toque.types import EngineRequest, FinishReason, SequenceOutput
@@ -85,7 +86,9 @@ async def test_what_cannot_be_enforced_is_refused(parrot: World, param: str, fie
 class Refusing(FakeEngineClient):
     """As an engine whose compiler refuses the grammar."""
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+    async def generate(
+        self, request: EngineRequest, on_route: OnRoute | None = None
+    ) -> AsyncGenerator[SequenceOutput, None]:
         yield SequenceOutput(
             request.request_id,
             [],

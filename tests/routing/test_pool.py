@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from toque.errors import DeadlineError, QueueFullError, ReplicaDiedError, RequestError, UnavailableError
-from toque.routing.base import ReplicaEntry, ReplicaState
+from toque.routing.base import OnRoute, ReplicaEntry, ReplicaState
 from toque.routing.fake import FakeEngineClient, Script
 from toque.routing.pool import ReplicaPool
 from toque.types import EngineRequest, ModelCard, SamplingParams, SequenceOutput
@@ -41,7 +41,9 @@ class FakeSession(FakeEngineClient):
         self.state, self.reason = state, reason
         self.on_change()
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+    async def generate(
+        self, request: EngineRequest, on_route: OnRoute | None = None
+    ) -> AsyncGenerator[SequenceOutput, None]:
         try:
             async with aclosing(super().generate(request)) as outputs:
                 async for output in outputs:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from toque.errors import ToqueError, UnavailableError
-from toque.routing.base import ReplicaState
+from toque.routing.base import OnRoute, ReplicaState
 from toque.types import EngineRequest, EngineStats, FinishReason, SequenceOutput, TokenLogprob
 
 
@@ -57,7 +57,9 @@ class FakeEngineClient:
     generated_tokens: int = 0
     _room: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+    async def generate(
+        self, request: EngineRequest, on_route: OnRoute | None = None
+    ) -> AsyncGenerator[SequenceOutput, None]:
         if self.state not in (ReplicaState.READY, ReplicaState.DEGRADED):
             raise UnavailableError(self.reason or f"the replica is {self.state.value}")
         self.requests.append(request)

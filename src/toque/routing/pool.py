@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Protocol
 
 from toque.errors import DeadlineError, QueueFullError, UnavailableError
-from toque.routing.base import EngineClient, ReplicaEntry, ReplicaState
+from toque.routing.base import EngineClient, OnRoute, ReplicaEntry, ReplicaState
 from toque.routing.policies.least_load import Load, least_load
 from toque.routing.session import ReplicaSession
 from toque.types import EngineRequest, EngineStats, ModelCard, SequenceOutput
@@ -144,7 +144,9 @@ class ReplicaPool:
                 raise UnavailableError(f"{self.name} is {self.state}: {self.reason}")
             await self._next_change(until)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+    async def generate(
+        self, request: EngineRequest, on_route: OnRoute | None = None
+    ) -> AsyncGenerator[SequenceOutput, None]:
         tried: set[Key] = set()
         deaths = 0
         while True:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from toque.errors import ReplicaDiedError, ToqueError, UnavailableError, WireError
 from toque.proto.messages import encode_drain, encode_hello
-from toque.routing.base import ReplicaState
+from toque.routing.base import OnRoute, ReplicaState
 from toque.routing.carriers import Link, connect
 from toque.routing.core import Answer, ClientCore
 from toque.types import EngineRequest, EngineStats, ModelCard, SequenceOutput
@@ -122,7 +122,9 @@ class ReplicaSession:
         if self._link is not None:
             self._link.send(encode_drain(grace_s))
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+    async def generate(
+        self, request: EngineRequest, on_route: OnRoute | None = None
+    ) -> AsyncGenerator[SequenceOutput, None]:
         if self._link is None or self.state not in (ReplicaState.READY, ReplicaState.DEGRADED):
             raise UnavailableError(f"replica {self.name} is {self.state}: {self.reason}")
         answer = _Stream()
