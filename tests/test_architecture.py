@@ -25,9 +25,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "proto": set(),
     "replica": {"engine", "proto", "formats"},
     "routing": {"proto"},
-    "fleet": {"proto", "routing", "registry", "monitor"},
-    "monitor": set(),
-    "registry": {"formats"},
+    "fleet": {"proto", "routing", "registry", "monitor", "sql"},
+    "sql": set(),
+    "monitor": {"sql"},
+    "registry": {"formats", "sql"},
     "gateway": {"routing", "text", "formats", "monitor", "fleet", "config", "registry"},
     "bench": set(),
     "cli": {
@@ -57,8 +58,8 @@ FENCED = {
     "google": {"proto"},
     "safetensors": set(),  # tests write files with it; reading is our own
     "transformers": set(),
-    "sqlalchemy": {"monitor/ledger"},
-    "alembic": {"monitor/ledger"},
+    "sqlalchemy": {"sql.py", "monitor/ledger", "registry/database.py", "registry/tables.py", "registry/migrations"},
+    "alembic": {"sql.py", "monitor/ledger/migrations", "registry/migrations"},
 }
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from toque.errors import ConfigError, StoreError
-from toque.monitor.ledger.database import HEAD, Database, RejectedError
+from toque.monitor.ledger.database import SCHEMA, Database
 from toque.monitor.ledger.record import Outcome, UsageRecord, decode, encode
 from toque.monitor.ledger.rollup import fold
 from toque.monitor.ledger.tables import GROUPS, MEASURES, metadata
+from toque.sql import RejectedError
 
 from .rows import START, Maker
 
@@ -174,9 +175,9 @@ def test_migrations_make_the_tables_that_the_code_uses(database: Database) -> No
             connection, opts={"version_table": "ledger_version", "compare_type": True}
         )
         assert compare_metadata(context, metadata) == []
-        assert context.get_current_revision() == HEAD
+        assert context.get_current_revision() == SCHEMA.head
     folder = Path(toque.monitor.ledger.__file__).parent / "migrations"
-    assert ScriptDirectory(str(folder)).get_current_head() == HEAD
+    assert ScriptDirectory(str(folder)).get_current_head() == SCHEMA.head
 
 
 def test_a_ledger_of_a_newer_toque_is_left_alone(tmp_path: Path) -> None:

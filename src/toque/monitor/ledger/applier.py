@@ -154,7 +154,7 @@ class Applier:
             self._sweep()
 
     def _apply(self, records: Sequence[UsageRecord]) -> None:
-        from toque.monitor.ledger.database import RejectedError
+        from toque.sql import RejectedError
 
         assert self._database is not None
         try:

@@ -1,56 +1,30 @@
-"""The ledger's database: SQLite in WAL mode, or PostgreSQL by URL."""
+"""The ledger's rows: written in batches, added up by hour and day, found again."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    Connection,
-    Engine,
-    String,
-    Table,
-    create_engine,
-    delete,
-    event,
-    func,
-    inspect,
-    select,
-    text,
-)
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import (
-    ArgumentError,
-    DataError,
-    DBAPIError,
-    IntegrityError,
-    NoSuchModuleError,
-    SQLAlchemyError,
-)
+from sqlalchemy import Connection, String, Table, delete, func, select
 
-from toque.errors import ConfigError, StoreError
 from toque.monitor.ledger.record import Attempt, Outcome, UsageRecord
 from toque.monitor.ledger.rollup import fold
 from toque.monitor.ledger.tables import GROUPS, MEASURES, ROLLUPS, usage_attempt, usage_event
+from toque.sql import Schema, SqlDatabase
 
-HEAD = "0001"  # the newest migration; a test holds it to the migrations folder
-VERSION_TABLE = "ledger_version"
-BUSY_S = 15.0
+SCHEMA = Schema(
+    "ledger",
+    "ledger_version",
+    Path(__file__).parent / "migrations",
+    durable=False,  # the journal is what survives a power cut
+)
 _EVENT_COLUMNS = tuple(column.name for column in usage_event.columns)
 _TEXTS = tuple((c.name, c.type.length or 0) for c in usage_event.columns if isinstance(c.type, String))
-_migrating = threading.Lock()  # Alembic keeps the running migration's context in a global
 
 
-class RejectedError(StoreError):
-    """The database is there, but will not take this record, now or later."""
-
-
-class Database:
+class Database(SqlDatabase):
     """Reads and writes usage. Everything raises StoreError, naming the database, when it cannot be reached.
 
     One process writes at a time in SQLite (others wait up to 15 s); any number may read meanwhile. Guarantee: a
@@ -59,24 +33,7 @@ class Database:
 
     def __init__(self, url: str, *, migrate: bool = True) -> None:
         """Opens ``url`` (as SQLAlchemy spells it) and brings its tables up to date."""
-        self.url, self._engine = _create(url)
-        self._writing = self._engine.execution_options(toque_write=True)
-        try:
-            with _reported(self.url):
-                if migrate:
-                    self._migrate()
-        except StoreError:
-            self._engine.dispose()
-            raise
-
-    @property
-    def dialect(self) -> str:
-        return self._engine.dialect.name
-
-    @contextmanager
-    def read(self) -> Iterator[Connection]:
-        with _reported(self.url), self._engine.connect() as connection:
-            yield connection
+        super().__init__(url, SCHEMA, migrate=migrate)
 
     def apply(self, records: Sequence[UsageRecord]) -> int:
         """Write records, in order, in one transaction; the number of requests closed by them for the first time.
@@ -90,7 +47,7 @@ class Database:
                 latest[record.request_id] = record
         if not latest:
             return 0
-        with _reported(self.url), self._writing.begin() as connection:
+        with self.write() as connection:
             closed_before = _closed(connection, list(latest))
             new = [record for record in latest.values() if record.request_id not in closed_before]
             closing = [record for record in new if record.closed]
@@ -98,7 +55,7 @@ class Database:
                 connection.execute(self._upsert, [_row(record) for record in new])
             attempts = [_attempt(r.request_id, attempt) for r in closing for attempt in r.attempts]
             if attempts:
-                connection.execute(self._insert(usage_attempt).on_conflict_do_nothing(), attempts)
+                connection.execute(self.insert(usage_attempt).on_conflict_do_nothing(), attempts)
             for seconds, table in ROLLUPS.items():
                 rows = fold(closing, seconds)
                 if rows:
@@ -152,7 +109,7 @@ class Database:
             usage_event.c.closed_at < cut, usage_event.c.outcome != Outcome.OPEN.value
         )
         hours = ROLLUPS[3_600]
-        with _reported(self.url), self._writing.begin() as connection:
+        with self.write() as connection:
             ids = [row[0] for row in connection.execute(old.limit(limit))]
             for part in _parts(ids):
                 connection.execute(delete(usage_attempt).where(usage_attempt.c.request_id.in_(part)))
@@ -162,7 +119,7 @@ class Database:
 
     def rebuild(self) -> None:
         """Add up the roll-ups anew from the raw rows that there are. For repairs, and for tests."""
-        with _reported(self.url), self._writing.begin() as connection:
+        with self.write() as connection:
             for seconds, table in ROLLUPS.items():
                 connection.execute(delete(table))
                 closed = select(usage_event).where(usage_event.c.outcome != Outcome.OPEN.value)
@@ -170,116 +127,18 @@ class Database:
                 if rows:
                     connection.execute(self._add_up(table), rows)
 
-    def close(self) -> None:
-        self._engine.dispose()
-
-    def _insert(self, table: Table) -> Any:
-        return (postgresql.insert if self.dialect == "postgresql" else sqlite.insert)(table)
-
     @property
     def _upsert(self) -> Any:
-        statement = self._insert(usage_event)
+        statement = self.insert(usage_event)
         changes = {name: statement.excluded[name] for name in _EVENT_COLUMNS if name != "request_id"}
         return statement.on_conflict_do_update(
             index_elements=["request_id"], set_=changes, where=usage_event.c.outcome == Outcome.OPEN.value
         )
 
     def _add_up(self, table: Table) -> Any:
-        statement = self._insert(table)
+        statement = self.insert(table)
         sums = {name: table.c[name] + statement.excluded[name] for name in MEASURES}
         return statement.on_conflict_do_update(index_elements=["bucket", *GROUPS], set_=sums)
-
-    def _migrate(self) -> None:
-        """Up to `HEAD`. A database that is there already costs one query, and Alembic is not even imported."""
-        with self._engine.connect() as connection:
-            if inspect(connection).has_table(VERSION_TABLE):
-                version = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-                if version == HEAD:
-                    return
-                if version is not None and version > HEAD:
-                    raise StoreError(
-                        f"the ledger {self.url} is of version {version}; this Toque knows up to {HEAD}: update Toque"
-                    )
-        from alembic import command
-        from alembic.config import Config
-
-        with _migrating, self._writing.begin() as connection:
-            if self.dialect == "postgresql":  # several gateways may start at once
-                connection.execute(select(func.pg_advisory_xact_lock(0x746F717565)))
-            config = Config()
-            folder = str(Path(__file__).parent / "migrations")
-            config.set_main_option("script_location", folder.replace("%", "%%"))
-            config.set_main_option("path_separator", "os")
-            config.attributes["connection"] = connection
-            config.attributes["version_table"] = VERSION_TABLE
-            command.upgrade(config, "head")
-
-
-def _create(url: str) -> tuple[str, Engine]:
-    """The engine, and its URL as it may be shown."""
-    try:
-        parsed = make_url(url)
-        if parsed.drivername in ("postgresql", "postgres"):
-            parsed = parsed.set(drivername="postgresql+psycopg")
-        backend = parsed.get_backend_name()
-        if backend not in ("sqlite", "postgresql"):
-            raise ConfigError(
-                f"ledger.url must be sqlite:/// or postgresql://, got {backend}://", param="ledger.url"
-            )
-        if backend == "postgresql":
-            options: dict[str, Any] = {
-                "pool_pre_ping": True,
-                # A host that is gone, rather than slow, is noticed within half a minute.
-                "connect_args": {"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 30_000},
-            }
-        else:
-            if parsed.database:
-                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            options = {"connect_args": {"timeout": BUSY_S, "check_same_thread": False}}
-        engine = create_engine(parsed, **options)
-    except (ArgumentError, NoSuchModuleError) as error:
-        raise ConfigError(f"ledger.url is not a database's URL: {error}", param="ledger.url") from None
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "a PostgreSQL ledger needs the driver: pip install 'toque[postgres]'", param="ledger.url"
-        ) from None
-    except OSError as error:
-        raise StoreError(f"the ledger's folder cannot be made: {error}") from None
-    if backend == "sqlite":
-        event.listen(engine, "connect", _set_up_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-    return parsed.render_as_string(hide_password=True), engine
-
-
-def _set_up_sqlite(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # transactions are begun here, not guessed by the driver
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.execute("PRAGMA synchronous = NORMAL")  # the journal is what survives a power cut
-    cursor.close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A reader that turns writer would be refused at once where another process has written meanwhile.
-    writes = connection.get_execution_options().get("toque_write", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-@contextmanager
-def _reported(url: str) -> Iterator[None]:
-    try:
-        yield
-    except (DataError, IntegrityError, OverflowError) as error:
-        raise RejectedError(f"the ledger {url} refuses a record: {_brief(error)}") from error
-    except SQLAlchemyError as error:
-        raise StoreError(f"the ledger {url} cannot be used: {_brief(error)}") from error
-    except OSError as error:
-        raise StoreError(f"the ledger {url} cannot be used: {error}") from error
-
-
-def _brief(error: Exception) -> str:
-    reason = error.orig if isinstance(error, DBAPIError) else error
-    return " ".join(str(reason).split())[:300]
 
 
 def _closed(connection: Connection, ids: Sequence[str]) -> set[str]:
