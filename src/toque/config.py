@@ -68,6 +68,15 @@ class AuthSettings(Struct, frozen=True):
     )
 
 
+class IdempotencySettings(Struct, frozen=True):
+    """Answers to requests with an ``Idempotency-Key`` are kept, text and all, beside the ledger."""
+
+    enabled: bool = True
+    hours: Annotated[float, Meta(gt=0, le=24 * 366)] = 24.0
+    max_mb: Count = 256  # all of them; the oldest go first
+    max_answer_mb: Count = 4  # a longer one is not kept
+
+
 class FleetSettings(Struct, frozen=True):
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     tool_parser: str = ""  # the dialect of the models' tool calls; "": read off the chat template
@@ -82,6 +91,7 @@ class Settings(Struct, frozen=True):
     fleet: FleetSettings = FleetSettings()
     engine: EngineOptions = EngineOptions()
     ledger: LedgerSettings = LedgerSettings()
+    idempotency: IdempotencySettings = IdempotencySettings()
     models: tuple[str, ...] = ()
 
 
@@ -92,6 +102,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "fleet": FleetSettings,
     "engine": EngineOptions,
     "ledger": LedgerSettings,
+    "idempotency": IdempotencySettings,
 }
 _ENV_ALIASES = {"TOQUE_API_KEY": "auth.api_keys", "TOQUE_API_KEYS": "auth.api_keys"}
 _SECRET = {"auth.api_keys", "ledger.url"}

@@ -11,11 +11,13 @@
     │   ├── PermissionDeniedError   the key may not do this: 403
     │   ├── NotFoundError           no such model, route or object: 404
     │   ├── MethodNotAllowedError   405
-    │   └── PayloadTooLargeError    413
+    │   ├── PayloadTooLargeError    413
+    │   └── IdempotencyKeyError     the key was used for another request: 422
     ├── OverloadedError         try again later, with Retry-After
     │   ├── QueueFullError          this deployment's queue is full: 429
     │   ├── BudgetError             the key or tenant has spent its month's budget: 429
     │   ├── RateLimitError          this key has used its allowance: 429
+    │   ├── RequestInProgressError  the same request is being answered: 409
     │   └── UnavailableError        loading, draining, or no replica alive: 503
     ├── DeadlineError           the request's deadline passed: 504
     ├── CancelledError          the client left; nobody reads the answer: 499
@@ -96,6 +98,12 @@ class PayloadTooLargeError(RequestError):
     code = "payload_too_large"
 
 
+class IdempotencyKeyError(RequestError):
+    status = 422
+    type = "idempotency_error"
+    code = "idempotency_key_reused"
+
+
 class OverloadedError(ToqueError):
     """Nothing was started; the same request may be sent again after ``retry_after_s`` seconds."""
 
@@ -119,6 +127,12 @@ class RateLimitError(OverloadedError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+
+
+class RequestInProgressError(OverloadedError):
+    status = 409
+    type = "idempotency_error"
+    code = "idempotency_in_progress"
 
 
 class BudgetError(OverloadedError):

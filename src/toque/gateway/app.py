@@ -18,6 +18,7 @@ from toque.gateway.gateway import Gateway
 from toque.gateway.http.errors import error_body, error_headers, from_http_exception
 from toque.gateway.http.exchange import Exchange, Receive, Send
 from toque.gateway.http.front import Front
+from toque.gateway.http.idempotent import answer_once
 from toque.gateway.http.operations import Operation
 from toque.gateway.http.reference import OPERATIONS, open_paths
 
@@ -28,12 +29,16 @@ class Endpoint:
     def __init__(self, operation: Operation, gateway: Gateway) -> None:
         self._pattern = operation.pattern
         self._handler = operation.handler
+        self._once = operation.once
         self._gateway = gateway
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["toque.exchange"]
         exchange.endpoint = self._pattern
-        await self._handler(exchange, self._gateway)
+        if self._once:
+            await answer_once(exchange, self._gateway, self._handler)
+        else:
+            await self._handler(exchange, self._gateway)
 
 
 def create_app(deployments: Mapping[str, Deployment], settings: Settings) -> Starlette:

@@ -18,6 +18,7 @@ from toque.types import EngineStats
 
 if TYPE_CHECKING:
     from toque.config import Settings
+    from toque.gateway.answer_store import AnswerStore
     from toque.monitor.ledger.ledger import Ledger
 
 
@@ -39,6 +40,8 @@ class Gateway:
         self.metrics = Metrics(self.engine_stats)
         self.latencies = Latencies()
         self.ledger: Ledger | None = None  # set, started and closed by whoever serves
+        self.answers: AnswerStore | None = None  # as the ledger; closed here
+        self.answering: dict[tuple[str, str], bytes] = {}  # requests with an Idempotency-Key, while they run
         self.pool = TextPool()
         self.started = time.time()
         self.draining = False
@@ -52,6 +55,8 @@ class Gateway:
 
     def close(self) -> None:
         self.pool.close()
+        if self.answers is not None:
+            self.answers.close()
 
     def engine_stats(self) -> dict[str, EngineStats]:
         """Each deployment's engines, added up."""

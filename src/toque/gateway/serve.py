@@ -89,6 +89,7 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
         app = await asyncio.to_thread(_build, models, replicas, settings)
         from toque.gateway.server import GatewayServer
 
+        _keep_answers(app, settings)
         ledger = _open_ledger(app, settings)
         if ledger is not None:
             stack.callback(ledger.close)
@@ -138,6 +139,20 @@ def _open_ledger(app: Starlette, settings: Settings) -> Ledger | None:
     registry.register(LedgerCollector(ledger, kept.currency))
     registry.register(PaidTimeCollector(PaidTime(gateway.engine_stats), hourly, kept.currency))
     return ledger
+
+
+def _keep_answers(app: Starlette, settings: Settings) -> None:
+    """Let requests with an Idempotency-Key find their answers again. Nothing is opened before the first of them."""
+    kept = settings.idempotency
+    if kept.enabled:
+        from toque.gateway.answer_store import AnswerStore
+        from toque.registry.store import default_home
+
+        app.state.gateway.answers = AnswerStore(
+            settings.ledger.place(default_home()) / "answers.db",
+            age_s=kept.hours * 3_600,
+            max_bytes=kept.max_mb * 2**20,
+        )
 
 
 async def _until_ready(replicas: Mapping[str, LocalDeployment], serving: asyncio.Task[None]) -> None:

@@ -25,7 +25,7 @@ from toque.gateway.embedding import (
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.body import decode
 from toque.gateway.http.embedding_types import Document, EmbeddingBody, RerankBody
-from toque.gateway.http.exchange import Exchange
+from toque.gateway.http.exchange import MODEL_VERSION, Exchange
 from toque.gateway.http.fields import refuse_declared
 from toque.gateway.http.generate import deadline_s, receive_json
 from toque.gateway.http.metered import check_budget, metered
@@ -139,7 +139,7 @@ async def _embedded(
     """The vectors, with everything around them that a generation has: limits, queue, deadline, books."""
     request = asked.request
     exchange.model = deployment.name
-    exchange.added.append((b"x-toque-model-version", deployment.version.encode("latin-1", "replace")))
+    exchange.added.append((MODEL_VERSION, deployment.version.encode("latin-1", "replace")))
     timeout = request.timeout_s or deployment.limits.request_timeout_s
     check_budget(exchange, gateway)
     with _admitted(exchange, deployment, request) as used:

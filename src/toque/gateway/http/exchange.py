@@ -8,12 +8,15 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toque.errors import PayloadTooLargeError, ToqueError
 from toque.gateway.auth import Caller
 from toque.gateway.http.errors import error_body, error_headers
 from toque.gateway.quota import Allowance, Charge, Quota
+
+if TYPE_CHECKING:
+    from toque.gateway.http.idempotent import Recording
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -21,6 +24,8 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 LAST_WORD_S = 2.0
+MODEL_VERSION = b"x-toque-model-version"
+WAITING = b": waiting\n\n"  # a comment that keeps a silent stream's connection alive
 NOBODY = Caller("", "", Quota(Allowance()))  # who asks at the paths that need no key
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _JSON = (b"content-type", b"application/json")
@@ -35,7 +40,8 @@ class Exchange:
     """What a handler reads from and writes to.
 
     Every answer leaves through ``send``, which adds the headers that all answers carry. ``status`` is what the
-    metrics and the log say in the end: the status line, or for a stream that broke, the error's status.
+    metrics and the log say in the end: the status line, or for a stream that broke, the error's status. ``body`` is
+    the request's, where somebody has read it already; ``recording`` keeps an answer that may be asked for again.
     """
 
     def __init__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -50,6 +56,8 @@ class Exchange:
         self.model = ""
         self.status = 0
         self.started = False
+        self.body: bytes | None = None
+        self.recording: Recording | None = None
         self.added: Headers = [(b"x-request-id", self.request_id.encode())]
 
     def header(self, name: bytes) -> str | None:
@@ -73,13 +81,16 @@ class Exchange:
 
     async def answer(self, status: int, body: bytes, headers: Headers | None = None) -> None:
         length = (b"content-length", str(len(body)).encode())
-        await self.send(
-            {"type": "http.response.start", "status": status, "headers": [length, *(headers or [_JSON])]}
-        )
+        headers = headers or [_JSON]
+        if self.recording is not None and status == 200:
+            self.recording.add(body)
+            await self._keep(headers)
+        await self.send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
         await self.send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: ToqueError) -> None:
         """The error as the whole answer, or as the last event of a stream that has begun."""
+        self.recording = None
         if self.started:
             self.status = error.status
             # A client that does not read would keep us here; returning unfinished closes its connection.
@@ -114,10 +125,24 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": 200, "headers": list(_EVENTS)})
 
     async def write(self, data: bytes) -> None:
+        if self.recording is not None and data != WAITING:
+            self.recording.add(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def finish(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
+    async def finish(self, data: bytes = b"") -> None:
+        """The last bytes of a stream."""
+        if self.recording is not None:
+            self.recording.add(data)
+            await self._keep(_EVENTS)
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def _keep(self, headers: Headers) -> None:
+        """The whole answer is known: it is kept before its last bytes leave."""
+        recording, self.recording = self.recording, None
+        if recording is not None:
+            version = next((value for name, value in self.added if name == MODEL_VERSION), b"")
+            kind = next(value for name, value in headers if name == b"content-type")
+            await recording.keep(kind, self.model, version)
 
     def _read_request_id(self) -> str:
         """The caller's id when it is a plain one (it goes into logs and headers), else a new one."""

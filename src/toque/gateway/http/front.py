@@ -22,7 +22,9 @@ _LIMIT_HEADERS = [
     for b in (b"requests", b"tokens")
     for a in (b"limit", b"remaining", b"reset")
 ]
-_EXPOSED = b", ".join([b"x-request-id", b"x-toque-model-version", b"retry-after", *_LIMIT_HEADERS])
+_EXPOSED = b", ".join(
+    [b"x-request-id", b"x-toque-model-version", b"idempotent-replayed", b"retry-after", *_LIMIT_HEADERS]
+)
 
 
 class Front:

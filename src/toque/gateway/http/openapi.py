@@ -55,6 +55,16 @@ def _operation(operation: Operation) -> dict[str, Any]:
         found["parameters"] = [
             {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         ]
+    if operation.once:
+        found.setdefault("parameters", []).append(
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "required": False,
+                "description": "The same key with the same body gets the first answer again.",
+                "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+            }
+        )
     if operation.body is not None:
         found["requestBody"] = {
             "required": True,

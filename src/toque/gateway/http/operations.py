@@ -29,7 +29,7 @@ class Operation:
 
     ``answer`` is the body of a 200 (bytes: of ``content_type``), ``events`` the data of each event of a stream.
     ``statuses`` are those besides 200 and the ones that every operation has. ``needs_key`` is false where
-    orchestrators and browsers ask, who have none.
+    orchestrators and browsers ask, who have none. ``once``: an ``Idempotency-Key`` is honoured.
     """
 
     method: str
@@ -42,6 +42,7 @@ class Operation:
     events: type[Struct] | None = None
     statuses: tuple[int, ...] = ()
     needs_key: bool = True
+    once: bool = False
 
     @property
     def pattern(self) -> str:
@@ -49,9 +50,10 @@ class Operation:
         return self.path.replace(":path", "")
 
 
-# Why an operation with a body may fail: bad input, no such model, too large, limits, our fault, no replica, deadline.
+# Why an operation with a body may fail: bad input, no such model, too large; its Idempotency-Key is being answered or
+# was used for something else; limits, our fault, no replica, deadline.
 _WITH_BODY = (400, 404, 413)
-_WITH_ENGINE = (*_WITH_BODY, 429, 500, 503, 504)
+_WITH_ENGINE = (*_WITH_BODY, 409, 422, 429, 500, 503, 504)
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -63,6 +65,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=openai_types.ChatCompletionBody,
         events=answers.ChatCompletionChunk,
         statuses=_WITH_ENGINE,
+        once=True,
     ),
     Operation(
         "POST",
@@ -73,6 +76,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=openai_types.CompletionBody,
         events=answers.Completion,
         statuses=_WITH_ENGINE,
+        once=True,
     ),
     Operation(
         "POST",
@@ -82,6 +86,7 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=embedding_types.EmbeddingList,
         body=embedding_types.EmbeddingBody,
         statuses=_WITH_ENGINE,
+        once=True,
     ),
     Operation(
         "POST",
@@ -91,6 +96,7 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=embedding_types.Ranking,
         body=embedding_types.RerankBody,
         statuses=_WITH_ENGINE,
+        once=True,
     ),
     Operation(
         "GET",

@@ -14,7 +14,7 @@ from toque.gateway.deployment import Deployment
 from toque.gateway.gateway import Gateway
 from toque.gateway.generation import ChoiceDelta, Generation
 from toque.gateway.http.body import ClientLeft
-from toque.gateway.http.exchange import Exchange
+from toque.gateway.http.exchange import MODEL_VERSION, WAITING, Exchange
 from toque.gateway.http.metered import check_budget, metered
 from toque.gateway.prepare import prepare, prompt_size
 from toque.gateway.requests import GenerationRequest, PreparedRequest, Usage
@@ -95,7 +95,7 @@ async def respond(
 ) -> None:
     """Answer a checked request. The engine's work ends within a moment of the client's leaving, however it ends."""
     exchange.model = deployment.name
-    exchange.added.append((b"x-toque-model-version", deployment.version.encode("latin-1", "replace")))
+    exchange.added.append((MODEL_VERSION, deployment.version.encode("latin-1", "replace")))
     timeout = request.timeout_s or deployment.limits.request_timeout_s
     estimate = sum(prompt_size(prompt) for prompt in request.prompts) * request.n // 4
     check_budget(exchange, gateway)
@@ -148,8 +148,7 @@ async def _stream(
             if data:
                 await exchange.write(data)
         generation.record.completed(time.perf_counter())
-        await exchange.write(answer.closing(generation.usage))
-        await exchange.finish()
+        await exchange.finish(answer.closing(generation.usage))
     finally:
         waiting.over()
 
@@ -185,7 +184,7 @@ class _Patience:
     async def _comment(self) -> None:
         await self._exchange.start_events()
         while True:
-            await self._exchange.write(b": waiting\n\n")
+            await self._exchange.write(WAITING)
             await asyncio.sleep(KEEP_ALIVE_S)
 
     def over(self) -> None:
