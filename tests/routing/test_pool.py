@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from toque.errors import DeadlineError, QueueFullError, ReplicaDiedError, RequestError, UnavailableError
-from toque.routing.base import OnRoute, ReplicaEntry, ReplicaState
+from toque.routing.base import OnRoute, ReplicaEntry, ReplicaState, RouteEvent, RouteKind
 from toque.routing.fake import FakeEngineClient, Script
 from toque.routing.pool import ReplicaPool
 from toque.types import EngineRequest, ModelCard, SamplingParams, SequenceOutput
@@ -248,4 +248,29 @@ async def test_stats_are_the_sum() -> None:
     await collect(pool)
     await collect(pool)
     assert (pool.stats().generated_tokens, pool.stats().prompt_tokens) == (6, 2)
+    await pool.close()
+
+
+async def test_tells_where_a_request_went_and_why() -> None:
+    fleet = Fleet({"a.1": Script(error=UnavailableError("died"))}, state=ReplicaState.STARTING)
+    pool = fleet.pool()
+    pool.apply([entry("a"), entry("b", 3)])
+    heard: list[RouteEvent] = []
+
+    async def read() -> None:
+        async for _ in pool.generate(request(), heard.append):
+            pass
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(0.01)
+    for session in fleet.sessions.values():
+        session.become(ReplicaState.READY)
+    await reading
+    told = [(event.kind, event.replica_id, event.epoch, event.reason) for event in heard]
+    assert told == [
+        (RouteKind.HELD, "", 0, "starting"),
+        (RouteKind.ROUTED, "a", 1, ""),
+        (RouteKind.RETRIED, "b", 3, "died"),
+    ]
+    assert all(abs(event.at - time.time()) < 5 for event in heard)
     await pool.close()

@@ -106,7 +106,7 @@ def check_dimensions(dimensions: int | None, deployment: Deployment) -> None:
 
 
 async def _vector(request: EngineRequest, deployment: Deployment, record: Meter) -> bytes:
-    outputs = deployment.client.generate(request)
+    outputs = deployment.client.generate(request, record.routed)
     try:
         async for output in outputs:
             if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):

@@ -251,7 +251,7 @@ class Generation:
 
     def _outputs(self, choice: Choice) -> AsyncGenerator[SequenceOutput, None]:
         assert choice.sequence.engine is not None
-        return self.deployment.client.generate(choice.sequence.engine)
+        return self.deployment.client.generate(choice.sequence.engine, self.record.routed)
 
     def _advance(self, choice: Choice, output: SequenceOutput) -> ChoiceDelta:
         now = time.perf_counter()

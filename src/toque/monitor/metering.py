@@ -46,6 +46,9 @@ class Meter(RequestRecord):
         self._latencies.add(self._model, "queue", seconds)
         self._row.queue_us = max(self._row.queue_us, int(seconds * 1e6))
 
+    def routed(self, event: object) -> None:
+        """Where one of the request's sequences went: a RouteEvent of `toque.routing.base`."""
+
     def prompt(self, tokens: int, cached_tokens: int) -> None:
         super().prompt(tokens, cached_tokens)
         self._row.prompt_tokens += tokens

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Protocol
 
 from toque.errors import DeadlineError, QueueFullError, UnavailableError
-from toque.routing.base import EngineClient, OnRoute, ReplicaEntry, ReplicaState
+from toque.routing.base import EngineClient, OnRoute, ReplicaEntry, ReplicaState, RouteEvent, RouteKind
 from toque.routing.policies.least_load import Load, least_load
 from toque.routing.session import ReplicaSession
 from toque.types import EngineRequest, EngineStats, ModelCard, SequenceOutput
@@ -149,14 +149,19 @@ class ReplicaPool:
     ) -> AsyncGenerator[SequenceOutput, None]:
         tried: set[Key] = set()
         deaths = 0
+        kind, reason = RouteKind.ROUTED, ""
         while True:
-            key, session = await self._choose(request, tried)
+            key, session = await self._choose(request, tried, on_route)
+            if on_route is not None:
+                version = self._entries[key].version
+                on_route(RouteEvent(kind, time.time(), *key, version=version, reason=reason))
             try:
                 async with aclosing(session.generate(request)) as outputs:
                     async for output in outputs:
                         yield output
                 return
-            except (UnavailableError, QueueFullError):
+            except (UnavailableError, QueueFullError) as error:
+                kind, reason = RouteKind.RETRIED, error.message
                 # By contract nothing had started. Where it was refused by a replica that lives, it is not sent again.
                 tried.add(key)
                 deaths += session.state is ReplicaState.DEAD
@@ -200,12 +205,16 @@ class ReplicaPool:
                 return True
         return not self._entries and not self._closed
 
-    async def _choose(self, request: EngineRequest, tried: set[Key]) -> tuple[Key, Session]:
+    async def _choose(
+        self, request: EngineRequest, tried: set[Key], on_route: OnRoute | None
+    ) -> tuple[Key, Session]:
         until = time.monotonic() + self._wait_s
         if (key := self._pick(tried)) is None and self._waiting >= self._max_waiting:
             raise QueueFullError(
                 f"{self._waiting} requests wait for a replica of {self.name}, the most allowed"
             )
+        if key is None and on_route is not None:
+            on_route(RouteEvent(RouteKind.HELD, time.time(), reason=self.reason or self.state.value))
         self._waiting += 1
         try:
             while key is None:
