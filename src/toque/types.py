@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 from toque.errors import RequestError
 
@@ -188,7 +189,9 @@ class EngineRequest:
     """What an engine accepts: token ids and parameters that are already checked against the model.
 
     ``tenant`` and ``cache_salt`` separate prefix caches; ``priority`` orders the queue (lower first).
-    ``stop_token_ids`` in ``sampling`` already include the model's end-of-text ids unless ``ignore_eos``.
+    ``stop_token_ids`` in ``sampling`` already include the model's end-of-text ids unless ``ignore_eos``. ``generated``
+    are the first tokens of the answer, where another engine has begun it: what follows is what that one would have
+    given (of a request without a seed, what it might have). ``max_tokens`` and ``min_tokens`` count them too.
     """
 
     request_id: str
@@ -199,6 +202,22 @@ class EngineRequest:
     priority: int = 0
     deadline: float | None = None  # seconds since the epoch
     grammar: str | None = None  # what the answer must match: an encoded toque.text.grammar.spec.GrammarSpec
+    generated: tuple[int, ...] = ()
+
+
+class StepEventKind(IntEnum):
+    SCHEDULED = 1  # given a place in the engine; tokens: those of them that the prefix cache had
+    PREFILL = 2  # a step computed so many tokens of the prompt
+    PREEMPTED = 3  # put back into the queue, its tokens known but not computed
+
+
+class StepEvent(NamedTuple):
+    """Something that became of a request inside its engine, ``at_us`` microseconds after the engine had got it."""
+
+    kind: StepEventKind
+    at_us: int
+    tokens: int
+    step: int
 
 
 @dataclass(slots=True)
@@ -217,6 +236,7 @@ class SequenceOutput:
     queue_seconds: float = 0.0  # from arrival at the engine to the first step; on the first output
     embedding: bytes | None = None  # of a model that makes embeddings: its vector, little-endian float32
     device_us: int = 0  # device time attributed to the request since its previous output, in microseconds
+    events: list[StepEvent] | None = None  # since its previous output; steps that only decode have none
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,16 @@ from toque.proto.messages import (
     parse_client_message,
     parse_server_message,
 )
-from toque.types import EngineRequest, EngineStats, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
+from toque.types import (
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    SamplingParams,
+    SequenceOutput,
+    StepEvent,
+    StepEventKind,
+    TokenLogprob,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 tokens = st.integers(0, 2**31 - 1)
@@ -63,6 +72,7 @@ requests = st.builds(
     priority=st.integers(-100, 100),
     deadline=st.none() | st.floats(0, 1e12),
     grammar=st.none() | st.text(max_size=5),
+    generated=st.lists(tokens, max_size=3).map(tuple),
 )
 maybe_text = st.none() | st.text(min_size=1, max_size=5)
 outputs = st.builds(
@@ -78,6 +88,12 @@ outputs = st.builds(
     error_code=maybe_text,
     queue_seconds=st.floats(0, 1e6),
     embedding=st.none() | st.binary(min_size=4, max_size=8),
+    events=st.none()
+    | st.lists(
+        st.builds(StepEvent, st.sampled_from(StepEventKind), *(st.integers(0, 2**32 - 1),) * 3),
+        min_size=1,
+        max_size=3,
+    ),
     device_us=st.integers(0, 2**32 - 1),
 )
 
@@ -102,7 +118,7 @@ def test_every_field_of_an_output_is_covered_above() -> None:
     """A field added to the noun but not to the wire must fail here, not vanish."""
     covered = {
         "request_id", "tokens", "logprobs", "finish_reason", "stop_token", "cached_tokens", "prompt_logprobs",
-        "error", "error_code", "queue_seconds", "embedding", "device_us",
+        "error", "error_code", "queue_seconds", "embedding", "device_us", "events",
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(SequenceOutput)} == covered
     assert {field.name for field in dataclasses.fields(EngineStats)} == {

@@ -43,6 +43,7 @@ class StepPlan:
     closed: list[int] = field(default_factory=list)
     grown: list[Sequence] = field(default_factory=list)
     preempted: int = 0
+    victims: list[Sequence] = field(default_factory=list)  # those that were preempted
 
     @property
     def empty(self) -> bool:
@@ -171,6 +172,7 @@ class Scheduler:
         victim.computed = 0
         self.waiting.push(victim, front=True)
         plan.preempted += 1
+        plan.victims.append(victim)
 
     def _give_back(self, sequence: Sequence) -> None:
         self.kv.release(sequence.blocks)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Tokens
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from toque.types import EngineRequest, SamplingParams, TokenLogprob
+from toque.types import EngineRequest, SamplingParams, StepEvent, TokenLogprob
 
 if TYPE_CHECKING:
     from toque.engine.grammars import Matcher
@@ -39,6 +39,7 @@ class Sequence:
         "decoding",
         "device_us",
         "end",
+        "events",
         "first_sent",
         "id",
         "key",
@@ -76,6 +77,7 @@ class Sequence:
     ) -> None:
         self.id = request.request_id
         self.device_us = 0  # attributed to it since its last output
+        self.events: list[StepEvent] = []  # that no output has carried yet
         self.request = request
         self.sampling = sampling
         self.arrival = arrival

@@ -25,7 +25,16 @@ from toque.errors import (
     WireError,
 )
 from toque.proto import replica_pb2 as pb
-from toque.types import EngineRequest, EngineStats, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
+from toque.types import (
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    SamplingParams,
+    SequenceOutput,
+    StepEvent,
+    StepEventKind,
+    TokenLogprob,
+)
 
 PROTOCOL = 1
 ReplicaError = pb.RequestError
@@ -38,6 +47,9 @@ _FINISH = {
 }
 _FINISH_BACK: dict[int, FinishReason | None] = {number: reason for reason, number in _FINISH.items()}
 _FINISH_BACK[pb.FINISH_NONE] = None
+
+_EVENT_KINDS = frozenset(StepEventKind)
+_MOST = 2**32 - 1
 
 _STATS = tuple(field.name for field in fields(EngineStats))  # the message has the same names
 
@@ -89,6 +101,7 @@ def encode_submit(handle: int, request: EngineRequest) -> bytes:
         priority=request.priority,
         deadline=request.deadline,
         grammar=request.grammar,
+        generated=pack(request.generated),
     )
     return pb.ClientMessage(submit=submit).SerializeToString()
 
@@ -126,6 +139,7 @@ def decode_submit(submit: pb.Submit, request_id: str) -> EngineRequest:
         priority=submit.priority,
         deadline=submit.deadline if submit.HasField("deadline") else None,
         grammar=submit.grammar if submit.HasField("grammar") else None,
+        generated=tuple(unpack(submit.generated)),
     )
 
 
@@ -167,6 +181,7 @@ def encode_step(handles: Sequence[int], outputs: Sequence[SequenceOutput]) -> by
             or output.error is not None
             or output.error_code is not None
             or output.embedding is not None
+            or output.events is not None
         ):
             _fill_detail(step.details.add(index=index), output)
     step.handles = pack(handles)
@@ -243,6 +258,8 @@ def _fill_detail(detail: pb.Detail, output: SequenceOutput) -> None:
     detail.error = output.error or ""
     detail.error_code = output.error_code or ""
     detail.embedding = output.embedding or b""
+    if output.events:
+        detail.events = pack([min(number, _MOST) for event in output.events for number in event])
     if output.logprobs is not None:
         _fill_logprobs(detail.logprobs, output.logprobs)
     if output.prompt_logprobs is not None:
@@ -257,10 +274,20 @@ def _read_detail(detail: pb.Detail, output: SequenceOutput) -> None:
     output.error = detail.error or None
     output.error_code = detail.error_code or None
     output.embedding = detail.embedding or None
+    if detail.events:
+        output.events = _read_events(unpack(detail.events))
     if detail.HasField("logprobs"):
         output.logprobs = _read_logprobs(detail.logprobs)
     if detail.HasField("prompt_logprobs"):
         output.prompt_logprobs = [None, *_read_logprobs(detail.prompt_logprobs)]
+
+
+def _read_events(column: list[int]) -> list[StepEvent]:
+    if len(column) % 4:
+        raise WireError(f"a column of events has {len(column)} numbers, not 4 for each")
+    rows = (column[i : i + 4] for i in range(0, len(column), 4))
+    # A newer replica may tell of what this side has no name for.
+    return [StepEvent(StepEventKind(kind), *row) for kind, *row in rows if kind in _EVENT_KINDS]
 
 
 def _fill_logprobs(message: pb.Logprobs, entries: Iterable[TokenLogprob]) -> None:

@@ -94,7 +94,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., client: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt", "sampling", "tenant", "cache_salt", "priority", "deadline", "grammar")
+    __slots__ = ("handle", "request_id", "prompt", "sampling", "tenant", "cache_salt", "priority", "deadline", "grammar", "generated")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt: bytes
@@ -113,7 +114,8 @@ class Submit(_message.Message):
     priority: int
     deadline: float
     grammar: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ..., grammar: _Optional[str] = ...) -> None: ...
+    generated: bytes
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ..., grammar: _Optional[str] = ..., generated: _Optional[bytes] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "bias_values", "seed", "logprobs", "prompt_logprobs", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")
@@ -190,7 +192,7 @@ class StepOutputs(_message.Message):
     def __init__(self, handles: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., details: _Optional[_Iterable[_Union[Detail, _Mapping]]] = ..., device_us: _Optional[bytes] = ...) -> None: ...
 
 class Detail(_message.Message):
-    __slots__ = ("index", "finish", "stop_token", "cached_tokens", "logprobs", "prompt_logprobs", "error", "error_code", "queue_seconds", "embedding")
+    __slots__ = ("index", "finish", "stop_token", "cached_tokens", "logprobs", "prompt_logprobs", "error", "error_code", "queue_seconds", "embedding", "events")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +203,7 @@ class Detail(_message.Message):
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     finish: Finish
     stop_token: int
@@ -211,7 +214,8 @@ class Detail(_message.Message):
     error_code: str
     queue_seconds: float
     embedding: bytes
-    def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., stop_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ..., queue_seconds: _Optional[float] = ..., embedding: _Optional[bytes] = ...) -> None: ...
+    events: bytes
+    def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., stop_token: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ..., queue_seconds: _Optional[float] = ..., embedding: _Optional[bytes] = ..., events: _Optional[bytes] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("tokens", "values", "top_counts", "top_tokens", "top_values")
