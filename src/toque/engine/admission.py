@@ -22,7 +22,8 @@ def check_request(request: EngineRequest, limits: Limits) -> int:
     """The number of tokens to generate at most, cut to what the context has room for.
 
     Raises ContextLengthError when the prompt and one token more do not fit the context, RequestError naming the field
-    for ids that do not exist, an empty prompt, or a total that the whole KV cache cannot hold.
+    for ids that do not exist, an empty prompt, a beginning that is already the whole answer, or a total that the
+    whole KV cache cannot hold.
     """
     prompt, sampling = request.prompt, request.sampling
     if not prompt:
@@ -32,6 +33,10 @@ def check_request(request: EngineRequest, limits: Limits) -> int:
         wrong = lowest if lowest < 0 else highest
         raise RequestError(
             f"the prompt has token id {wrong}, the model knows 0 to {limits.vocab_size - 1}", param="prompt"
+        )
+    if request.generated and not (min(request.generated) >= 0 and max(request.generated) < limits.vocab_size):
+        raise RequestError(
+            f"generated holds an id that is not between 0 and {limits.vocab_size - 1}", param="generated"
         )
     for token, _ in sampling.logit_bias:
         if token >= limits.valid_vocab:
@@ -63,5 +68,10 @@ def check_request(request: EngineRequest, limits: Limits) -> int:
             f"the request needs room for {written} tokens ({len(prompt)} of prompt, {new_tokens} to generate) and the"
             f" whole KV cache holds {limits.kv_tokens}: lower max_tokens or give the engine more KV memory",
             param="max_tokens" if len(prompt) <= limits.kv_tokens else "prompt",
+        )
+    if request.generated and len(request.generated) >= new_tokens:
+        raise RequestError(
+            f"{len(request.generated)} tokens of the answer are given and it has {new_tokens} at most: it is complete",
+            param="generated",
         )
     return new_tokens

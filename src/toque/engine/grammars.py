@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from toque.errors import GrammarError
+
 if TYPE_CHECKING:
     from toque.engine.sequence import Sequence
 
@@ -69,8 +71,19 @@ class Grammars:
 
     def _work(self, sequence: Sequence, grammar: str) -> None:
         try:
-            result: Matcher | Exception = self._compile(grammar)
+            matcher = self._compile(grammar)
+            _catch_up(matcher, sequence)
+            result: Matcher | Exception = matcher
         except Exception as error:
             result = error
         self._done.append((sequence, result))
         self._arrived.set()
+
+
+def _catch_up(matcher: Matcher, sequence: Sequence) -> None:
+    """Through the part of the answer that another engine has generated."""
+    for token in sequence.request.generated:
+        if not matcher.accept(token):
+            raise GrammarError(
+                f"the answer so far does not match its grammar: {matcher.error or 'it is over'}"
+            )

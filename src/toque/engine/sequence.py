@@ -26,6 +26,7 @@ class Sequence:
     ``tokens`` are all tokens known so far (prompt, then output) and ``computed`` of them have their KV written; every
     step closes the gap a little, and a sequence whose gap closes gets one more token. A scoring request
     (``max_tokens`` 0) leaves the last prompt token out of ``tokens``: nothing follows it, so it need not be computed.
+    ``draft`` are guesses at what follows ``tokens``, to be verified by the step that is planned; none outlives it.
     ``blocks`` has room for ``room`` tokens. ``end`` is the number of known tokens at which the answer is complete.
     """
 
@@ -38,6 +39,7 @@ class Sequence:
         "computed",
         "decoding",
         "device_us",
+        "draft",
         "end",
         "events",
         "first_sent",
@@ -87,7 +89,9 @@ class Sequence:
         self.prompt: Tokens[int] = request.prompt
         self.scoring = scoring
         self.tokens: list[int] = list(request.prompt[:-1] if scoring else request.prompt)
+        self.tokens += request.generated
         self.computed = 0
+        self.draft: Tokens[int] = ()
         self.end = end
         self.stop = frozenset(sampling.stop_token_ids)
         self.matcher: Matcher | None = None  # where the answer is in its grammar

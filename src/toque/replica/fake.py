@@ -53,7 +53,7 @@ class FakeEngine:
                 param="prompt",
             )
         self._prompt_tokens += len(request.prompt)
-        self._open[request.request_id] = (request, 0)
+        self._open[request.request_id] = (request, len(request.generated))
 
     def abort(self, request_id: str) -> None:
         self._open.pop(request_id, None)

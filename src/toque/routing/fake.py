@@ -111,7 +111,7 @@ async def _play(script: Script, request: EngineRequest) -> AsyncGenerator[Sequen
         available = min(available, script.fail_at)
     limit = available if sampling.max_tokens is None else min(available, sampling.max_tokens)
     stops = frozenset(sampling.stop_token_ids)
-    produced = 0
+    produced = len(request.generated)
     first = True
     await asyncio.sleep(script.first_delay_s)
     while True:
