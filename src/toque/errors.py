@@ -135,6 +135,13 @@ class RequestInProgressError(OverloadedError):
     code = "idempotency_in_progress"
 
 
+class ConflictError(RequestError):
+    """What is asked for does not go with what is going on; the message says what does."""
+
+    status = 409
+    code = "conflict"
+
+
 class BudgetError(OverloadedError):
     status = 429
     type = "insufficient_quota"

@@ -88,12 +88,14 @@ class ReplicaEntry:
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """A model version as a gateway needs to know it. ``key`` is its digest, or its path where it has none."""
+    """A model version as a gateway needs to know it. ``key`` is its digest, or its path where it has none, and
+    tells apart what runs with other engine options."""
 
     key: str
     path: Path  # of the model on this machine: where tokenizer and template are read
     digest: str = ""
     label: str = ""  # as people say it: "smollm2/3", or a file's name
+    engine: Mapping[str, object] = field(default_factory=dict)  # EngineOptions that differ from the defaults
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ PARENT_PID = "{parent-pid}"  # an argv element that becomes the pid of the proce
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine. Sizes are what is free now."""
+    """A machine. Sizes are what is free now; ``total_bytes`` is all of its memory (0: not known)."""
 
     name: str
     cpus: float
     memory_bytes: int
+    total_bytes: int = 0
     gpus: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
     draining: bool = False

@@ -54,7 +54,8 @@ class LocalPlacement:
         import psutil
 
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return [Node("local", float(cpus), psutil.virtual_memory().available)]
+        memory = psutil.virtual_memory()
+        return [Node("local", float(cpus), memory.available, memory.total)]
 
     async def ensure(self, spec: ReplicaSpec) -> None:
         present = self._processes.get(spec.replica_id)

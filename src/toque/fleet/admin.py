@@ -1,0 +1,329 @@
+"""What people ask of the fleet: every change of what shall be goes through here.
+
+Each call returns as soon as the change is written; the controller acts on it, in this process or in another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from toque.engine.options import EngineOptions
+from toque.errors import ConfigError, ConflictError, NotFoundError, StoreError, UnavailableError
+from toque.fleet import rollout as rollouts
+from toque.fleet.memory import estimate_mb
+from toque.fleet.spec import DeploymentSpec, RolloutPolicy
+from toque.fleet.store import DeploymentRow, EngineValues, FleetStore, ReplicaRow, Revision
+from toque.fleet.views import (
+    DeploymentView,
+    ReplicaView,
+    RolloutView,
+    deployment_view,
+    replica_view,
+    rollout_view,
+)
+from toque.routing.base import RoutingTable
+
+Resolve = Callable[[str], Awaitable[Revision]]
+Edit = Callable[[DeploymentRow], DeploymentRow]
+_ATTEMPTS = 8
+
+
+class FleetAdmin:
+    """Every method raises NotFoundError for a deployment that is not there, ConflictError (409) for what does not go
+    with a rollout that is running, ConfigError for a value that cannot be, and UnavailableError (503) while the
+    store is away: then nothing was changed."""
+
+    def __init__(self, store: FleetStore, resolve: Resolve, on_change: Callable[[], None]) -> None:
+        """``resolve`` pins a reference to a version (and fetches it); its errors are passed on. ``on_change`` is told
+        of every write."""
+        self._store = store
+        self._resolve = resolve
+        self._on_change = on_change
+
+    async def deploy(self, spec: DeploymentSpec) -> DeploymentView:
+        """Makes the deployment, or changes it to this. Another model, another version or other engine options than
+        before roll out as the specification says; nothing is restarted for the rest."""
+        check_spec(spec)
+        pinned = await self._resolve(spec.model)
+        revision = revision_of(pinned, spec)
+
+        def edit(row: DeploymentRow) -> DeploymentRow:
+            changed = replace(row, spec=spec, stopped=False, generation=row.generation + 1)
+            if row.stopped:
+                return _switch(changed, revision)
+            return changed if _unchanged(row, revision) else _roll(changed, revision, spec.rollout)
+
+        row = await self._find(spec.name)
+        if row is None:
+            if not await self._put(first_row(spec, pinned, time.time())):
+                raise ConflictError(f"deployment {spec.name} was made by somebody else just now")
+            self._on_change()
+            return await self._view(spec.name)
+        return await self._edit(spec.name, edit)
+
+    async def scale(
+        self, name: str, min_replicas: int | None = None, max_replicas: int | None = None
+    ) -> DeploymentView:
+        def edit(row: DeploymentRow) -> DeploymentRow:
+            scaling = row.spec.scaling
+            low = scaling.min_replicas if min_replicas is None else min_replicas
+            high = max(scaling.max_replicas, low) if max_replicas is None else max_replicas
+            spec = replace(row.spec, scaling=replace(scaling, min_replicas=low, max_replicas=high))
+            check_spec(spec)
+            return replace(row, spec=spec, generation=row.generation + 1)
+
+        return await self._edit(name, edit)
+
+    async def stop(self, name: str) -> DeploymentView:
+        """No replicas, whoever asks, until it is deployed or started again. Running requests get its grace."""
+
+        def edit(row: DeploymentRow) -> DeploymentRow:
+            _check_quiet(row)
+            return replace(row, stopped=True, generation=row.generation + 1)
+
+        return await self._edit(name, edit)
+
+    async def start(self, name: str) -> DeploymentView:
+        """Ends what `stop` began."""
+        return await self._edit(name, lambda row: replace(row, stopped=False, generation=row.generation + 1))
+
+    async def delete(self, name: str) -> None:
+        """It is gone once its replicas have finished what they have, within its grace."""
+
+        def edit(row: DeploymentRow) -> DeploymentRow:
+            return replace(row, deleted=True, generation=row.generation + 1)
+
+        await self._edit(name, edit)
+
+    async def start_rollout(
+        self, name: str, model: str = "", policy: RolloutPolicy | None = None
+    ) -> RolloutView:
+        """To what ``model`` means now; "" is the deployment's own reference, whose alias may have moved."""
+        row = await self._row(name)
+        pinned = await self._resolve(model or row.spec.model)
+
+        def edit(row: DeploymentRow) -> DeploymentRow:
+            spec = replace(row.spec, model=model or row.spec.model)
+            changed = replace(row, spec=spec, generation=row.generation + 1)
+            return _roll(changed, revision_of(pinned, spec), policy or spec.rollout)
+
+        await self._edit(name, edit)
+        return await self.rollout(name)
+
+    async def restart(
+        self, name: str, engine: Mapping[str, bool | int | float | str | None] | None = None
+    ) -> RolloutView:
+        """Replaces every replica, one after another, with ``engine`` as the changed engine options (None takes one
+        back to its default)."""
+
+        def edit(row: DeploymentRow) -> DeploymentRow:
+            options: EngineValues = {**row.spec.engine, **(engine or {})}
+            spec = replace(row.spec, engine={k: v for k, v in options.items() if v is not None})
+            check_spec(spec)
+            changed = replace(row, spec=spec, generation=row.generation + 1)
+            policy = row.spec.rollout
+            if policy.strategy == "canary":  # the same model: there is nothing to try out
+                policy = replace(policy, strategy="auto")
+            fresh = revision_of(row.revision(row.current), spec)
+            if fresh.key in {revision.key for revision in row.revisions}:
+                fresh = replace(fresh, key=f"{fresh.key}~{changed.generation}")
+            return _roll(changed, fresh, policy)
+
+        await self._edit(name, edit)
+        return await self.rollout(name)
+
+    async def pause(self, name: str) -> RolloutView:
+        return await self._steer(name, rollouts.pause)
+
+    async def resume(self, name: str) -> RolloutView:
+        return await self._steer(name, lambda rollout: rollouts.resume(rollout, time.time()))
+
+    async def promote(self, name: str) -> RolloutView:
+        return await self._steer(name, lambda rollout: rollouts.promote(rollout, time.time()))
+
+    async def undo(self, name: str) -> RolloutView:
+        """Back to the version before: of a running rollout at once, after one by a rollout of its own."""
+
+        def edit(row: DeploymentRow) -> DeploymentRow:
+            if row.rollout is not None and _rolling(row):
+                back = rollouts.undo(row.rollout, time.time())
+                return replace(row, rollout=back, generation=row.generation + 1)
+            if not row.previous:
+                raise ConflictError(f"deployment {name} has had no other version")
+            before = row.revision(row.previous)
+            spec = replace(row.spec, model=before.reference, engine=before.engine)
+            policy = row.spec.rollout
+            if policy.strategy == "canary":  # it is known to work
+                policy = replace(policy, strategy="auto")
+            return _roll(replace(row, spec=spec, generation=row.generation + 1), before, policy)
+
+        await self._edit(name, edit)
+        return await self.rollout(name)
+
+    async def deployments(self) -> list[DeploymentView]:
+        rows, replicas, tables = await self._all()
+        return [deployment_view(rows[name], replicas, tables.get(name)) for name in sorted(rows)]
+
+    async def deployment(self, name: str) -> DeploymentView:
+        return await self._view(name)
+
+    async def replicas(self, deployment: str = "") -> list[ReplicaView]:
+        rows, replicas, _ = await self._all()
+        if deployment and deployment not in rows:
+            raise _unknown(deployment)
+        shown = [row for row in replicas if not deployment or row.deployment == deployment]
+        return [replica_view(row, rows.get(row.deployment)) for row in sorted(shown, key=lambda row: row.id)]
+
+    async def rollout(self, name: str) -> RolloutView:
+        """The running one, or the last."""
+        rows, replicas, tables = await self._all()
+        row = rows.get(name)
+        if row is None:
+            raise _unknown(name)
+        if row.rollout is None:
+            raise NotFoundError(f"deployment {name} has had no rollout")
+        own = [replica for replica in replicas if replica.deployment == name]
+        return rollout_view(row, row.rollout, own, tables.get(name))
+
+    async def _steer(self, name: str, step: Callable[[rollouts.Rollout], rollouts.Rollout]) -> RolloutView:
+        def edit(row: DeploymentRow) -> DeploymentRow:
+            if row.rollout is None:
+                raise ConflictError(f"deployment {name} has no rollout")
+            return replace(row, rollout=step(row.rollout), generation=row.generation + 1)
+
+        await self._edit(name, edit)
+        return await self.rollout(name)
+
+    async def _edit(self, name: str, edit: Edit) -> DeploymentView:
+        for _ in range(_ATTEMPTS):
+            if await self._put(edit(await self._row(name))):
+                self._on_change()
+                return await self._view(name)
+        raise ConflictError(f"deployment {name} is being changed by others all the time: try again")
+
+    async def _view(self, name: str) -> DeploymentView:
+        rows, replicas, tables = await self._all()
+        if name not in rows:
+            raise _unknown(name)
+        return deployment_view(rows[name], replicas, tables.get(name))
+
+    async def _row(self, name: str) -> DeploymentRow:
+        row = await self._find(name)
+        if row is None or row.deleted:
+            raise _unknown(name)
+        return row
+
+    async def _find(self, name: str) -> DeploymentRow | None:
+        try:
+            return (await self._store.deployments()).get(name)
+        except StoreError as error:
+            raise _away(error) from error
+
+    async def _put(self, row: DeploymentRow) -> bool:
+        try:
+            return await self._store.put(row)
+        except StoreError as error:
+            raise _away(error) from error
+
+    async def _all(
+        self,
+    ) -> tuple[dict[str, DeploymentRow], list[ReplicaRow], Mapping[str, RoutingTable]]:
+        try:
+            found = await self._store.tables(after=-1)
+            return (
+                await self._store.deployments(),
+                await self._store.replicas(),
+                {} if found is None else found[1],
+            )
+        except StoreError as error:
+            raise _away(error) from error
+
+
+def revision_of(pinned: Revision, spec: DeploymentSpec) -> Revision:
+    """The pinned version with the specification's engine options and memory. Other options are another key."""
+    key = pinned.digest or pinned.path
+    if spec.engine:
+        key += "#" + hashlib.sha256(repr(sorted(spec.engine.items())).encode()).hexdigest()[:8]
+    memory = spec.resources.memory_mb or estimate_mb(Path(pinned.path), spec.engine)
+    return replace(pinned, key=key, engine=spec.engine, memory_mb=memory)
+
+
+def first_row(spec: DeploymentSpec, pinned: Revision, now: float) -> DeploymentRow:
+    """A deployment that has just been made. ConfigError for what cannot be."""
+    check_spec(spec)
+    revision = revision_of(pinned, spec)
+    return DeploymentRow(spec.name, spec, (revision,), revision.key, used_at=now)
+
+
+def check_spec(spec: DeploymentSpec) -> None:
+    """ConfigError names the field and the value."""
+    try:
+        msgspec.convert(msgspec.to_builtins(spec), DeploymentSpec)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"deployment {spec.name}: {error}", param="deployment") from None
+    scaling = spec.scaling
+    if scaling.min_replicas > scaling.max_replicas:
+        raise ConfigError(
+            f"min_replicas {scaling.min_replicas} is more than max_replicas {scaling.max_replicas}",
+            param="scaling.min_replicas",
+        )
+    known = {field.name for field in fields(EngineOptions)}
+    for name in spec.engine:
+        if name not in known:
+            raise ConfigError(f"unknown engine option {name!r}", param=f"engine.{name}")
+    EngineOptions(**{name: value for name, value in spec.engine.items() if value is not None})  # type: ignore[arg-type]  # it checks each value's type itself
+
+
+def _unchanged(row: DeploymentRow, revision: Revision) -> bool:
+    """What is deployed anew is what runs, or what is being rolled out."""
+    if row.rollout is not None and row.rollout.running:
+        return revision.key == row.rollout.new
+    return revision.key == row.current
+
+
+def _rolling(row: DeploymentRow) -> bool:
+    return row.rollout is not None and row.rollout.running
+
+
+def _check_quiet(row: DeploymentRow) -> None:
+    if row.rollout is not None and row.rollout.running:
+        raise ConflictError(
+            f"deployment {row.name} is rolling out ({row.rollout.phase}): promote or undo that first"
+        )
+
+
+def _roll(row: DeploymentRow, new: Revision, policy: RolloutPolicy) -> DeploymentRow:
+    _check_quiet(row)
+    if new.key == row.current:
+        raise ConflictError(f"deployment {row.name} runs {new.label or new.key} already")
+    if row.stopped:
+        return _switch(row, new)
+    kept = tuple(revision for revision in row.revisions if revision.key == row.current)
+    number = 1 if row.rollout is None else row.rollout.number + 1
+    rollout = rollouts.begin(number, row.current, new.key, policy, time.time())
+    return replace(row, revisions=(*kept, new), previous="", rollout=rollout)
+
+
+def _switch(row: DeploymentRow, new: Revision) -> DeploymentRow:
+    """Without any replicas there is nothing to roll out."""
+    if new.key == row.current:
+        return row
+    kept = tuple(revision for revision in row.revisions if revision.key == row.current)
+    return replace(row, revisions=(*kept, new), previous=row.current, current=new.key)
+
+
+def _unknown(name: str) -> NotFoundError:
+    return NotFoundError(f"there is no deployment {name!r}", param="deployment")
+
+
+def _away(error: StoreError) -> UnavailableError:
+    return UnavailableError(
+        f"nothing can be changed or listed now: {error.message}; serving goes on", retry_after_s=5.0
+    )
