@@ -6,9 +6,12 @@ _SMOOTHING = 0.3  # weight of the newest observation
 _OUTLIER = (
     3.0  # an observation counts for at most this multiple of what was expected, and at least its inverse
 )
+_STEP_STREAMS = (
+    4  # what a step costs however few decode, in streams: about that on a CPU, more on other devices
+)
 _LEAST_SHARE = 0.25  # of a decode step's time that prefill gets even when decoding alone misses the target
 _LEAST_CHUNK = 16  # tokens
-_EVIDENCE = 32  # prefill tokens from which a step counts fully
+_LEAST_REST = 0.1  # of a first step's time that goes to what is unknown
 _UNMEASURED_CHUNK = 256
 _QUIET_FACTOR = (
     10.0  # without streams a step may take this many targets: new arrivals and aborts wait for its end
@@ -16,19 +19,19 @@ _QUIET_FACTOR = (
 
 
 class StepBudget:
-    """A cost model fed with past steps: seconds = a decode step's own time + prefill tokens x seconds per token.
+    """A cost model fed with past steps: seconds = (4 + streams) x seconds per stream + prefill x seconds per token.
 
     While anything decodes, a step gets as many prefill tokens as keep it under ``target_s``. Both numbers follow the
     measurements (contexts grow, neighbours come and go), and a wrong one corrects itself: whatever the split between
     them, the budget settles where the measured step takes the target.
     """
 
-    __slots__ = ("_decode_s", "_per_token_s", "max_tokens", "target_s")
+    __slots__ = ("_per_stream_s", "_per_token_s", "max_tokens", "target_s")
 
     def __init__(self, target_s: float, max_tokens: int) -> None:
         self.target_s = target_s
         self.max_tokens = max_tokens
-        self._decode_s = 0.0
+        self._per_stream_s = 0.0
         self._per_token_s = 0.0
 
     def prefill_tokens(self, decoding: int) -> int:
@@ -38,7 +41,8 @@ class StepBudget:
         if decoding:
             if per_token == 0.0:
                 return min(room, _UNMEASURED_CHUNK)
-            seconds = max(self.target_s - self._decode_s, _LEAST_SHARE * self._decode_s)
+            decode_s = self._decode_s(decoding)
+            seconds = max(self.target_s - decode_s, _LEAST_SHARE * decode_s)
         else:
             if per_token == 0.0:
                 return room
@@ -47,18 +51,28 @@ class StepBudget:
 
     def observe(self, decoding: int, prefill: int, seconds: float) -> None:
         """A step of so many decoding sequences and so many prefill tokens took so long."""
-        if prefill == 0:
-            if decoding:
-                self._decode_s = _follow(self._decode_s, seconds)
+        streams, tokens = self._decode_s(decoding), prefill * self._per_token_s
+        first_stream, first_token = decoding > 0 and streams == 0.0, prefill > 0 and tokens == 0.0
+        if first_stream or first_token:
+            # What is unknown took the rest of the time; where all is unknown, each took half.
+            rest = max(seconds - streams - tokens, _LEAST_REST * seconds)
+            if first_stream and first_token:
+                rest /= 2.0
+            if first_stream:
+                self._per_stream_s = rest / (_STEP_STREAMS + decoding)
+            if first_token:
+                self._per_token_s = rest / prefill
             return
-        # A few tokens (the rest of a cached prompt) cost little beyond the step itself and say little about prefill.
-        evidence = min(1.0, prefill / _EVIDENCE)
-        beyond = seconds - self._decode_s if self._per_token_s else seconds
-        self._per_token_s = _follow(self._per_token_s, beyond / prefill, _SMOOTHING * evidence)
+        expected = streams + tokens
+        if expected == 0.0:
+            return
+        # Normalized least mean squares: the larger part of a step learns more from its error. A few tokens (the rest
+        # of a cached prompt) say little about prefill.
+        error = min(max(seconds / expected, 1.0 / _OUTLIER), _OUTLIER) - 1.0
+        gain = _SMOOTHING * error * expected / (streams * streams + tokens * tokens)
+        self._per_stream_s *= 1.0 + gain * streams
+        self._per_token_s *= 1.0 + gain * tokens
 
-
-def _follow(estimate: float, observed: float, smoothing: float = _SMOOTHING) -> float:
-    if estimate == 0.0:
-        return observed
-    bounded = min(max(observed, estimate / _OUTLIER), _OUTLIER * estimate)
-    return estimate + smoothing * (bounded - estimate)
+    def _decode_s(self, decoding: int) -> float:
+        """A step of so many streams and nothing else."""
+        return (_STEP_STREAMS + decoding) * self._per_stream_s

@@ -13,7 +13,9 @@ _REMEMBERED = 1024  # accounts of absent tenants, at most about this many
 class Tenant:
     """A tenant's account: the tokens it was served, divided by its weight (a virtual token counter).
 
-    The one that was served least goes next. ``live`` counts its waiting and running sequences.
+    A token of an answer counts as two of a prompt: it takes about that much more of a step's time, at least (Sheng et
+    al., Fairness in Serving Large Language Models, 2024). The tenant that was served least goes next. ``live`` counts
+    its waiting and running sequences.
     """
 
     __slots__ = ("live", "name", "per_token", "served")

@@ -21,11 +21,12 @@ from operator import attrgetter
 
 from toque.engine.budget import StepBudget
 from toque.engine.kv.cache import KVCache
-from toque.engine.queue import FairQueue
+from toque.engine.queue import FairQueue, Tenant
 from toque.engine.sequence import Sequence, SequenceState
 from toque.errors import EngineError
 
 _BY_KEY = attrgetter("key")
+_ANSWER_TOKEN = 2.0  # prompt tokens that one of an answer counts for in a tenant's account
 _MAX_SKIPPED = 64  # waiting sequences looked past in one step because their prefix is being computed
 
 
@@ -80,6 +81,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of (priority, arrival)
         self._slots = list(range(self.max_sequences - 1, -1, -1))
         self._filling: dict[bytes, Sequence] = {}  # prefix blocks that are being computed, and by whom
+        self._paused = False  # streams paused in the last step
         self.preemptions = 0
         self.prefix_hits = 0
         self.prefix_queries = 0
@@ -103,12 +105,16 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step. It is empty only when nothing waits or runs."""
         plan = StepPlan()
+        may_pause, self._paused = not self._paused, False
         behind = self._plan_decodes(plan)
         if behind or len(self.waiting):
-            self._plan_prefill(plan, behind)
+            self._plan_prefill(plan, behind, may_pause)
         if self.waiting.contended:
             for sequence in plan.decodes:
-                sequence.tenant.served += sequence.tenant.per_token
+                sequence.tenant.served += _ANSWER_TOKEN * sequence.tenant.per_token
+        elif plan.decodes:  # all are one tenant's
+            tenant = plan.decodes[0].tenant
+            tenant.served += _ANSWER_TOKEN * tenant.per_token * len(plan.decodes)
         self.preemptions += plan.preempted
         return plan
 
@@ -188,7 +194,7 @@ class Scheduler:
 
     # --- prefill ------------------------------------------------------------------------------------------------
 
-    def _plan_prefill(self, plan: StepPlan, behind: list[Sequence]) -> None:
+    def _plan_prefill(self, plan: StepPlan, behind: list[Sequence], may_pause: bool) -> None:
         """Hand out the rest of the budget in the order of priority, fair share, arrival."""
         if not self._slots and len(self.waiting):
             # Every place is taken, perhaps every row and token of the step too: the most important goes first.
@@ -200,11 +206,14 @@ class Scheduler:
         rows = self.max_rows - len(plan.decodes)
         skipped: list[Sequence] = []
         blocked = False  # the first in the queue does not fit: nothing overtakes it
+        pausing: set[Tenant] = set()
         while budget > 0 and rows > 0:
             sequence = min(behind, key=_turn) if behind else None
             if not blocked:
                 waiting = self.waiting.first()
                 if waiting is not None and (sequence is None or _turn(waiting) < _turn(sequence)):
+                    if waiting.tenant in pausing:
+                        break
                     if self._must_wait_for_prefix(waiting) and len(skipped) < _MAX_SKIPPED:
                         self.waiting.remove(waiting)
                         skipped.append(waiting)
@@ -216,8 +225,12 @@ class Scheduler:
                     rows += decodes - len(plan.decodes)
                     sequence = waiting
                     behind.append(sequence)
-            if sequence is None:
+            if sequence is None or sequence.tenant in pausing:
                 break
+            if may_pause and not plan.chunks and (pausing := self._pause_for(sequence, plan)):
+                self._paused = True
+                budget = self.budget.prefill_tokens(len(plan.decodes))
+                rows = self.max_rows - len(plan.decodes)
             behind.remove(sequence)
             count = min(budget, len(sequence.tokens) - sequence.computed)
             if sequence.unscored:
@@ -232,6 +245,29 @@ class Scheduler:
             plan.chunks.append((sequence, count))
         for sequence in reversed(skipped):
             self.waiting.push(sequence, front=True)
+
+    def _pause_for(self, sequence: Sequence, plan: StepPlan) -> set[Tenant]:
+        """Take out the decodes of tenants that have more than the share of ``sequence``'s; returns those tenants.
+
+        They hold more places for their weight and were served more, so the step belongs to the prompt of the other:
+        neither the time of their tokens nor the step target, which is there for their sake, makes it wait. Their
+        streams never pause for two steps in a row, and for no more tokens than the other is behind (`Tenant.served`).
+        """
+        if not self.waiting.contended or not plan.decodes:
+            return set()
+        tenant = sequence.tenant
+        running = Counter(other.tenant for other in self.running)
+        share = running[tenant] * tenant.per_token
+        pausing = {
+            owner
+            for owner, places in running.items()
+            if places * owner.per_token > share and owner.served > tenant.served
+        }
+        decodes = [d for d in plan.decodes if d.tenant not in pausing or d.priority < sequence.priority]
+        if len(decodes) == len(plan.decodes):
+            return set()
+        plan.decodes = decodes
+        return pausing
 
     def _must_wait_for_prefix(self, sequence: Sequence) -> bool:
         """Somebody no less important is computing exactly the block this one needs next: in a moment it is a hit."""
@@ -324,7 +360,8 @@ class Scheduler:
     def _push_out(self, victim: Sequence, plan: StepPlan, behind: list[Sequence]) -> None:
         """Preempt a sequence that may already have its place in this step's decodes."""
         if victim.decoding:
-            plan.decodes.remove(victim)
+            if victim in plan.decodes:  # else its tenant's streams pause
+                plan.decodes.remove(victim)
             if victim in plan.grown:
                 plan.grown.remove(victim)
         else:
