@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -20,7 +20,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from toque.engine.options import EngineOptions
-from toque.errors import ConfigError
+from toque.errors import ConfigError, RequestError
+from toque.fleet.spec import DeploymentSpec
 from toque.monitor.settings import LedgerSettings
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -93,6 +94,7 @@ class Settings(Struct, frozen=True):
     ledger: LedgerSettings = LedgerSettings()
     idempotency: IdempotencySettings = IdempotencySettings()
     models: tuple[str, ...] = ()
+    deployments: tuple[DeploymentSpec, ...] = ()  # only a file can give them
 
 
 _SECTIONS: dict[str, type[Any]] = {
@@ -117,23 +119,28 @@ def load_settings(
 ) -> Settings:
     """Merge the four sources. ``flags`` maps ``section.field`` to a value; None stands for "not given"."""
     given: dict[str, tuple[object, str]] = {}
+    deployments: tuple[DeploymentSpec, ...] = ()
     if file is not None:
-        given |= _from_yaml(file)
+        document = _read_yaml(file)
+        if "deployments" in document:
+            deployments = _deployments(document.pop("deployments"), file)
+        given |= _from_yaml(document, file)
     given |= _from_environment(os.environ if environ is None else environ)
     for key, value in (flags or {}).items():
         if value is not None:
             given[key] = (value, "the command line")
-    return _build(given)
+    return _build(given, deployments)
 
 
-def _build(given: Mapping[str, tuple[object, str]]) -> Settings:
+def _build(given: Mapping[str, tuple[object, str]], deployments: tuple[DeploymentSpec, ...] = ()) -> Settings:
     types = _field_types()
     sections: dict[str, dict[str, object]] = {name: {} for name in _SECTIONS}
     models: object = ()
     for key, (value, origin) in given.items():
         if key not in types:
             raise ConfigError(
-                f"unknown setting {_brief(key)} (from {origin}){_nearest(key, types)}", param=key
+                f"unknown setting {_brief(key)} (from {origin}){_nearest(key, [*types, 'deployments'])}",
+                param=key,
             )
         converted = _convert(key, value, types[key], origin)
         if key == "models":
@@ -147,7 +154,11 @@ def _build(given: Mapping[str, tuple[object, str]]) -> Settings:
             built[name] = _SECTIONS[name](**fields)
         except ConfigError as error:
             raise ConfigError(f"{name}.{error.message}", param=f"{name}.{error.param}") from None
-    settings = Settings(**built, models=models)  # type: ignore[arg-type]  # converted to the field's type above
+    settings = Settings(
+        **built,
+        models=models,  # type: ignore[arg-type]  # converted to the field's type above
+        deployments=deployments,
+    )
     if settings.server.log_level not in _LOG_LEVELS:
         raise ConfigError(
             f"server.log_level must be one of {', '.join(_LOG_LEVELS)}, got {_brief(settings.server.log_level)}",
@@ -157,7 +168,7 @@ def _build(given: Mapping[str, tuple[object, str]]) -> Settings:
 
 
 def _field_types() -> dict[str, Any]:
-    types: dict[str, Any] = {"models": tuple[str, ...]}
+    types: dict[str, Any] = {"models": tuple[str, ...]}  # and deployments, which are read apart
     for section, owner in _SECTIONS.items():
         for field, hint in get_type_hints(owner, include_extras=True).items():
             types[f"{section}.{field}"] = hint
@@ -190,14 +201,14 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str
     return given
 
 
-def _from_yaml(file: Path) -> dict[str, tuple[object, str]]:
+def _read_yaml(file: Path) -> dict[object, object]:
     import yaml  # only a server with a file pays for it
 
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}", param="config") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         problem = str(error).replace("\n", " ")
         raise ConfigError(f"{file} is not valid YAML: {problem[:200]}", param="config") from None
     if document is None:
@@ -206,6 +217,10 @@ def _from_yaml(file: Path) -> dict[str, tuple[object, str]]:
         raise ConfigError(
             f"{file} must hold a mapping of settings, got {type(document).__name__}", param="config"
         )
+    return document
+
+
+def _from_yaml(document: Mapping[object, object], file: Path) -> dict[str, tuple[object, str]]:
     given: dict[str, tuple[object, str]] = {}
     for section, content in document.items():
         if section in _SECTIONS and isinstance(content, dict):
@@ -220,7 +235,68 @@ def _from_yaml(file: Path) -> dict[str, tuple[object, str]]:
     return given
 
 
-def _nearest(key: str, known: Mapping[str, object]) -> str:
+def _deployments(listed: object, file: Path) -> tuple[DeploymentSpec, ...]:
+    from toque.fleet.parse import parse_spec
+
+    if not isinstance(listed, list):
+        raise ConfigError(
+            f"deployments must be a list, got {_brief(listed)} (from {file})", param="deployments"
+        )
+    specs: list[DeploymentSpec] = []
+    for number, document in enumerate(listed):
+        place = f"deployments[{number}]"
+        try:
+            spec = parse_spec(_clock_times(document))
+        except RequestError as error:
+            where = f"{place}.{error.param}" if error.param else place
+            said = f"{place}.{error.message}" if error.param else f"{place}: {error.message}"
+            raise ConfigError(f"{said} (from {file}, line {_line(file, where)})", param=where) from None
+        for other, earlier in enumerate(specs):
+            if earlier.name == spec.name:
+                raise ConfigError(
+                    f"{place}.name is {spec.name}, as is that of deployments[{other}] "
+                    f"(from {file}, line {_line(file, f'{place}.name')})",
+                    param=f"{place}.name",
+                )
+        specs.append(spec)
+    return tuple(specs)
+
+
+def _clock_times(document: object) -> object:
+    """YAML 1.1 reads 18:00 without quotes as a number in base 60: here it is a time of day again."""
+    scaling = document.get("scaling") if isinstance(document, dict) else None
+    windows = scaling.get("keep_warm") if isinstance(scaling, dict) else None
+    for window in windows if isinstance(windows, list) else ():
+        for name in ("start", "end"):
+            value = window.get(name) if isinstance(window, dict) else None
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                window[name] = f"{value // 60:02}:{value % 60:02}"
+    return document
+
+
+def _line(file: Path, place: str) -> int:
+    """The line of a YAML file at which "a[0].b" stands, or what of it there is."""
+    import yaml
+
+    node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    line = 0
+    for part in place.replace("[", ".[").split("."):
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if key.value == part), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line, found[1]
+        elif (
+            isinstance(node, yaml.SequenceNode) and part[1:-1].isdigit() and int(part[1:-1]) < len(node.value)
+        ):
+            node = node.value[int(part[1:-1])]
+            line = node.start_mark.line
+        else:
+            break
+    return line + 1
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(key, known, n=1)

@@ -115,3 +115,89 @@ def test_reading_settings_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+DEPLOYMENTS = """\
+server:
+  port: 0
+deployments:
+  - name: chat
+    model: smollm2@production
+    scaling:
+      min_replicas: 0
+      keep_warm:
+        - {start: 08:30, end: 18:00}
+  - name: small
+    model: /models/a.gguf
+    engine:
+      threads: 1
+"""
+
+
+def test_a_file_gives_deployments(tmp_path: Path) -> None:
+    file = tmp_path / "toque.yaml"
+    file.write_text(DEPLOYMENTS)
+    settings = load_settings(file=file, environ={"TOQUE_ENGINE_THREADS": "2"})
+    chat, small = settings.deployments
+    assert (chat.name, chat.model, chat.scaling.min_replicas) == ("chat", "smollm2@production", 0)
+    assert (chat.scaling.keep_warm[0].start, chat.scaling.keep_warm[0].end) == ("08:30", "18:00")
+    assert small.engine == {"threads": 1}
+    assert settings.engine.threads == 2
+    file.write_text("deployments: []\n")
+    assert load_settings(file=file, environ={}).deployments == ()
+
+
+def test_a_file_gives_twenty_models(tmp_path: Path) -> None:
+    file = tmp_path / "toque.yaml"
+    file.write_text("models:\n" + "".join(f"  - m{n}=/models/{n}.gguf\n" for n in range(20)))
+    assert len(load_settings(file=file, environ={}).models) == 20
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "param", "line", "words"),
+    [
+        ("min_replicas: 0", "min_replica: 0", "deployments[0].scaling.min_replica", 7, ["min_replicas?"]),
+        ("threads: 1", "threads: many", "deployments[1].engine.threads", 13, ["'many'"]),
+        ("threads: 1", "thread: 1", "deployments[1].engine.thread", 13, ["did you mean threads?"]),
+        ("end: 18:00", "end: 25:00", "deployments[0].scaling.keep_warm[0].end", 9, ["25:00"]),
+        ("  - name: small\n    model", "  - model", "deployments[1].name", 10, ["is required"]),
+        ("name: small", "name: chat", "deployments[1].name", 10, ["chat", "deployments[0]"]),
+        ("name: small", "name: a/b", "deployments[1].name", 10, ["'a/b'"]),
+    ],
+)
+def test_a_bad_deployment_is_named_with_its_place_and_line(
+    tmp_path: Path, old: str, new: str, param: str, line: int, words: list[str]
+) -> None:
+    file = tmp_path / "toque.yaml"
+    assert old in DEPLOYMENTS
+    file.write_text(DEPLOYMENTS.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file=file, environ={})
+    assert caught.value.param == param
+    for word in (param, f"(from {file}, line {line})", *words):
+        assert word in caught.value.message
+
+
+def test_deployments_that_are_no_list_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "toque.yaml"
+    for text in ("deployments: {a: 1}\n", "deployments: 7\n", "deployments: [7]\n"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="deployments"):
+            load_settings(file=file, environ={})
+    file.write_text("deployment: []\n")
+    with pytest.raises(ConfigError, match="did you mean deployments"):
+        load_settings(file=file, environ={})
+
+
+def test_the_example_file_loads() -> None:
+    settings = load_settings(file=Path(__file__).resolve().parents[2] / "deploy" / "toque.yaml", environ={})
+    assert len(settings.deployments) >= 3
+    assert settings.ledger.price_list()
+    assert settings.ledger.tenant_budgets()["support"].limit_nano == 200 * 10**9
+
+
+def test_a_budget_below_zero_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "toque.yaml"
+    file.write_text("ledger:\n  budgets: {acme: {monthly: -1}}\n")
+    with pytest.raises(ConfigError, match=r"ledger.budgets: monthly must be 0 or more, got -1"):
+        load_settings(file=file, environ={})

@@ -27,8 +27,12 @@ class PriceSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Currency per calendar month (UTC); from the ``soft`` part of it on, answers carry a warning."""
 
-    monthly: Annotated[Decimal, Meta(ge=0)]
+    monthly: Decimal
     soft: Annotated[float, Meta(gt=0, le=1)] = 0.8
+
+    def __post_init__(self) -> None:
+        if not self.monthly.is_finite() or self.monthly < 0:
+            raise ValueError(f"monthly must be 0 or more, got {self.monthly}")
 
 
 class LedgerSettings(Struct, frozen=True):
