@@ -128,5 +128,5 @@ def test_serving_on_a_cpu_never_imports_torch() -> None:
 def test_the_public_surface() -> None:
     import toque
 
-    assert sorted(toque.__all__) == ["LLM", "SamplingParams", "ToqueError", "__version__"]
+    assert sorted(toque.__all__) == ["LLM", "SamplingParams", "StructuredOutputs", "ToqueError", "__version__"]
     assert all(getattr(toque, name) is not None for name in toque.__all__)

@@ -13,7 +13,10 @@ import pytest
 from .server import Server
 
 DOC = (Path(__file__).resolve().parents[2] / "docs" / "structured-output.md").read_text(encoding="utf-8")
-OPENING, *LATER = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
+OPENING, *EXAMPLES = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
+LATER = [
+    example for example in EXAMPLES if "from toque" not in example
+]  # tests/engine has that of the library
 PRINTED = (
     r"size='(small|large)' inhabitants=-?\d+\n",
     r'(positive|negative)\n\d{4}-\d{2}-\d{2}\nsum \d+(\+\d+)?\n\s*\[[\sxy",]*\]\n',

@@ -140,6 +140,11 @@ class Engine:
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, sequence.arrival, sequence.id))
 
+    def check_grammar(self, grammar: str) -> None:
+        """Raises GrammarError for what is no grammar, before a request is made of it. Any thread may call this."""
+        if self._grammars is not None:
+            self._grammars.check(grammar)
+
     def abort(self, request_id: str) -> None:
         """Stop a request; unknown ids are ignored. O(1): the next `step` frees what it holds, before computing."""
         sequence = self._sequences.get(request_id)

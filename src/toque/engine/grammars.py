@@ -45,6 +45,10 @@ class Grammars:
         self._arrived = threading.Event()
         self.pending = 0  # given and not yet taken out
 
+    def check(self, grammar: str) -> None:
+        """Compile it here and now: GrammarError for what is no grammar. Any thread may call this."""
+        self._compile(grammar)
+
     def prepare(self, sequence: Sequence, grammar: str) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="toque-grammar")

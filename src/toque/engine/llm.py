@@ -28,6 +28,8 @@ from toque.engine.embedding import EmbeddingEngine, load_embedding_engine
 from toque.engine.loader import load_engine
 from toque.engine.options import EngineOptions
 from toque.errors import ConfigError, EngineError, RequestError, TemplateError, UnsupportedModelError
+from toque.text.grammar.structured import StructuredOutputs
+from toque.text.reasoning import CLOSE, opens_thought
 from toque.types import EngineRequest, EngineStats, SamplingParams, SequenceOutput
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+Forms = StructuredOutputs | Sequence[StructuredOutputs | None] | None
 _PROMPT_TAIL = 16  # prompt tokens that decide how the first new one is spelled
 
 
@@ -85,6 +88,7 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
+        structured_outputs: StructuredOutputs | None = None,
     ) -> Completion: ...
     @overload
     def generate(
@@ -93,6 +97,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        structured_outputs: Forms = None,
     ) -> list[Completion]: ...
     def generate(
         self,
@@ -100,15 +105,18 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        structured_outputs: Forms = None,
     ) -> Completion | list[Completion]:
         """Continue a text, a list of token ids, or a list of either: one Completion, or one for each, in order.
 
-        ``sampling`` is one for all or one for each; ``stop`` strings end an answer and are not part of it. Raises
-        RequestError when a prompt cannot be served (nothing runs then); a prompt that fails later has
-        ``finish_reason`` ERROR and disturbs no other.
+        ``sampling`` is one for all or one for each; ``stop`` strings end an answer and are not part of it.
+        ``structured_outputs`` say what an answer must look like, one for all or one for each; an answer that
+        ``max_tokens`` cuts is incomplete. Raises RequestError when a prompt cannot be served or a form not enforced
+        (nothing runs then); a prompt that fails later has ``finish_reason`` ERROR and disturbs no other.
         """
         encoded, single = self._encode(prompts)
-        return self._whole(encoded, single, sampling, stop, continues=True)
+        forms = self._grammars([False] * len(encoded), structured_outputs)
+        return self._whole(encoded, single, sampling, stop, forms, continues=True)
 
     @overload
     def chat(
@@ -119,6 +127,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         continue_final_message: bool = False,
         template_extra: Mapping[str, Any] | None = None,
+        structured_outputs: StructuredOutputs | None = None,
     ) -> Completion: ...
     @overload
     def chat(
@@ -129,6 +138,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         continue_final_message: bool = False,
         template_extra: Mapping[str, Any] | None = None,
+        structured_outputs: Forms = None,
     ) -> list[Completion]: ...
     def chat(
         self,
@@ -138,13 +148,16 @@ class LLM:
         stop: str | Sequence[str] = (),
         continue_final_message: bool = False,
         template_extra: Mapping[str, Any] | None = None,
+        structured_outputs: Forms = None,
     ) -> Completion | list[Completion]:
         """Answer a conversation (a Completion), or each of a list of conversations (a list), as `generate` does.
 
-        Raises TemplateError when the model has no chat template or the template refuses the messages.
+        A form concerns what follows the reasoning of a model whose template opens with it. Raises TemplateError when
+        the model has no chat template or the template refuses the messages.
         """
-        encoded, single = self._render(messages, continue_final_message, template_extra)
-        return self._whole(encoded, single, sampling, stop, continues=continue_final_message)
+        encoded, thinks, single = self._render(messages, continue_final_message, template_extra)
+        forms = self._grammars(thinks, structured_outputs)
+        return self._whole(encoded, single, sampling, stop, forms, continues=continue_final_message)
 
     # --- streams ------------------------------------------------------------------------------------------------
 
@@ -154,10 +167,12 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        structured_outputs: Forms = None,
     ) -> Generator[CompletionDelta, None, None]:
         """`generate`, piece by piece; ``delta.index`` is the number of the prompt."""
         encoded, _ = self._encode(prompts)
-        return self._run(encoded, sampling, stop, continues=True)
+        forms = self._grammars([False] * len(encoded), structured_outputs)
+        return self._run(encoded, sampling, stop, forms, continues=True)
 
     def stream_chat(
         self,
@@ -167,10 +182,12 @@ class LLM:
         stop: str | Sequence[str] = (),
         continue_final_message: bool = False,
         template_extra: Mapping[str, Any] | None = None,
+        structured_outputs: Forms = None,
     ) -> Generator[CompletionDelta, None, None]:
         """`chat`, piece by piece."""
-        encoded, _ = self._render(messages, continue_final_message, template_extra)
-        return self._run(encoded, sampling, stop, continues=continue_final_message)
+        encoded, thinks, _ = self._render(messages, continue_final_message, template_extra)
+        forms = self._grammars(thinks, structured_outputs)
+        return self._run(encoded, sampling, stop, forms, continues=continue_final_message)
 
     # --- embeddings ---------------------------------------------------------------------------------------------
 
@@ -242,12 +259,13 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         continue_final_message: bool,
         extra: Mapping[str, Any] | None,
-    ) -> tuple[list[tuple[int, ...]], bool]:
+    ) -> tuple[list[tuple[int, ...]], list[bool], bool]:
+        """Token ids of each conversation, whether its answer begins with reasoning, and whether it was the only one."""
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         _ = self.engine  # one that makes embeddings says so, rather than that it has no template
         template = self._chat_template()
-        encoded = []
+        encoded, thinks = [], []
         for conversation in conversations:
             text = template.render(
                 list(conversation),
@@ -257,7 +275,36 @@ class LLM:
             )
             # The template writes the beginning-of-text token itself.
             encoded.append(tuple(self.tokenizer.encode(text, add_special=False)))
-        return encoded, single
+            begun = str(conversation[-1].get("content") or "") if continue_final_message else None
+            thinks.append(opens_thought(text, begun))
+        return encoded, thinks, single
+
+    def _grammars(self, thinks: Sequence[bool], forms: Forms) -> list[str | None]:
+        """The grammar of each prompt's answer, compiled once so that a bad one is refused before anything runs."""
+        if forms is None or isinstance(forms, StructuredOutputs):
+            forms = [forms] * len(thinks)
+        if isinstance(forms, str | Mapping) or not all(
+            form is None or isinstance(form, StructuredOutputs) for form in forms
+        ):
+            raise RequestError(
+                "structured_outputs must be a StructuredOutputs, or a list of them",
+                param="structured_outputs",
+            )
+        if len(forms) != len(thinks):
+            raise RequestError(
+                f"structured_outputs has {len(forms)} entries for {len(thinks)} prompts",
+                param="structured_outputs",
+            )
+        grammars: list[str | None] = []
+        for form, thinking in zip(forms, thinks, strict=True):
+            if form is None:
+                grammars.append(None)
+                continue
+            spec = form.spec()
+            grammars.append((spec.after_thinking(CLOSE) if thinking else spec).encode())
+        for grammar in {grammar for grammar in grammars if grammar is not None}:
+            self.engine.check_grammar(grammar)
+        return grammars
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -279,6 +326,7 @@ class LLM:
         prompts: Sequence[tuple[int, ...]],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         stop: str | Sequence[str],
+        grammars: Sequence[str | None],
         *,
         continues: bool,
     ) -> Generator[CompletionDelta, None, None]:
@@ -286,7 +334,7 @@ class LLM:
         inbox: deque[SequenceOutput] = deque()
         unfinished: dict[str, Answer] = {}
         try:
-            self._add(prompts, sampling, stop, continues, inbox, unfinished)
+            self._add(prompts, sampling, stop, grammars, continues, inbox, unfinished)
             while unfinished:
                 output = self._next(inbox)
                 answer = unfinished.get(output.request_id)
@@ -306,6 +354,7 @@ class LLM:
         prompts: Sequence[tuple[int, ...]],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         stop: str | Sequence[str],
+        grammars: Sequence[str | None],
         continues: bool,
         inbox: deque[SequenceOutput],
         unfinished: dict[str, Answer],
@@ -332,11 +381,11 @@ class LLM:
         with self._lock:
             if self._closed:
                 raise EngineError("the model was closed")
-            for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
+            for index, (prompt, params, grammar) in enumerate(zip(prompts, sampling, grammars, strict=True)):
                 tail = prompt[-_PROMPT_TAIL:] if continues else ()
                 text = TextStream(self.tokenizer, stop=stops, prompt_tail=tail)
                 request_id = f"llm-{next(self._ids)}"
-                self.engine.add(EngineRequest(request_id, prompt, self._with_ends(params)))
+                self.engine.add(EngineRequest(request_id, prompt, self._with_ends(params), grammar=grammar))
                 self._inboxes[request_id] = inbox
                 unfinished[request_id] = Answer(index, text)
 
@@ -353,11 +402,12 @@ class LLM:
         single: bool,
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         stop: str | Sequence[str],
+        grammars: Sequence[str | None],
         *,
         continues: bool,
     ) -> Completion | list[Completion]:
         completions = [Completion(index, len(prompt)) for index, prompt in enumerate(prompts)]
-        for delta in self._run(prompts, sampling, stop, continues=continues):
+        for delta in self._run(prompts, sampling, stop, grammars, continues=continues):
             completions[delta.index].add(delta)
         return completions[0] if single else completions
 

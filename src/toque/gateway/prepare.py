@@ -21,8 +21,8 @@ from toque.gateway.requests import (
     TextPrompt,
     TokenPrompt,
 )
-from toque.text.grammar.spec import GrammarKind, GrammarSpec, enforced_dialect
-from toque.text.reasoning import CLOSE, OPEN
+from toque.text.grammar.spec import GrammarSpec, enforced_dialect
+from toque.text.reasoning import CLOSE, opens_thought
 from toque.text.tools.prompt import told_in_words
 from toque.types import EngineRequest, SamplingParams
 
@@ -76,7 +76,7 @@ async def prepare(request: GenerationRequest, deployment: Deployment, pool: Text
             echo_text = deployment.tokenizer.decode(list(prompt.ids)) if prompt.text is None else prompt.text
             if isinstance(request.prompts[number], ChatPrompt):
                 echo_text = prompt.continued
-        thinks = _opens_thought(prompt) if deployment.thinks and not prompt.raw else None
+        thinks = _thinks(prompt) if deployment.thinks and not prompt.raw else None
         grammar = None if free_form is None else _encoded(free_form, thinks)
         computes = limit > 0 or sampling.prompt_logprobs is not None
         for choice in range(request.n):
@@ -131,22 +131,14 @@ def _tool_form(request: GenerationRequest, deployment: Deployment) -> tuple[str,
     return enforced_dialect(deployment.dialect, otherwise=grammar is not None), spec
 
 
-def _opens_thought(prompt: EncodedPrompt) -> bool:
-    """Whether the answer begins inside the model's reasoning."""
-    if prompt.continues:
-        return prompt.continued.rfind(OPEN) > prompt.continued.rfind(CLOSE)
-    return prompt.text is not None and prompt.text.rstrip().endswith(OPEN)
+def _thinks(prompt: EncodedPrompt) -> bool:
+    if prompt.text is None:
+        return False
+    return opens_thought(prompt.text, prompt.continued if prompt.continues else None)
 
 
 def _encoded(spec: GrammarSpec, thinks: bool | None) -> str:
-    if not thinks:
-        return spec.encode()
-    if spec.kind is GrammarKind.LARK:
-        raise RequestError(
-            "this model reasons before it answers, which a grammar of your own cannot follow: turn reasoning off",
-            param="structured_outputs.grammar",
-        )
-    return spec.after_thinking(CLOSE).encode()
+    return (spec.after_thinking(CLOSE) if thinks else spec).encode()
 
 
 def encode(prompt: Prompt, deployment: Deployment) -> EncodedPrompt:

@@ -18,6 +18,16 @@ class Thought:
     content: str = ""
 
 
+def opens_thought(prompt: str, continued: str | None = None) -> bool:
+    """Whether the answer to a rendered prompt begins inside the reasoning.
+
+    ``continued`` is the begun answer that the prompt ends with, if it is one to continue.
+    """
+    if continued is not None:
+        return continued.rfind(OPEN) > continued.rfind(CLOSE)
+    return prompt.rstrip().endswith(OPEN)
+
+
 class ReasoningParser:
     """Push each token's text by itself: then ``tokens`` counts those of the reasoning, its tags included.
 

@@ -123,6 +123,26 @@ def test_choices_of_any_text(choices: list[str]) -> None:
     assert walk(spec, random_choice(len(choices))) in choices
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text", "fits"),
+    [
+        (r"\d", "5", True),
+        (r"\d", "\u0663", False),  # a digit to Unicode, and to int(), but not what was meant
+        (r"\d", "\U00016133", False),  # a digit to newer Unicode tables than Python's
+        (r"[\d.]+", "5.3", True),
+        (r"[\d\-a]+", "5-a", True),
+        (r"[^\d]", "3", False),
+        (r"[^\d]", "x", True),
+        (r"\D", "3", False),
+        (r"[\Dx]", "y", True),
+        (r"\\d", "\\d", True),
+        (r"\d{2}", "55", True),
+    ],
+)
+def test_a_digit_of_a_regex_is_0_to_9(pattern: str, text: str, fits: bool) -> None:
+    assert accepts(GrammarSpec.regex(pattern), text) is fits
+
+
 def test_a_regex_matches_the_whole_answer() -> None:
     for pattern in (r"\d{3}/[a-z]+\$", r"^\d{3}/[a-z]+\$$", "^\\d{3}\\/[a-z]+\\$"):
         spec = GrammarSpec.regex(pattern)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from toque.errors import RequestError
 from toque.gateway.http.openai_types import ChatCompletionBody, NamedToolChoice, SamplingFields, Tool
 from toque.gateway.requests import ToolUse
+from toque.text.grammar import structured
 from toque.text.grammar.schema import checked_schema
 from toque.text.grammar.spec import MAX_TOOLS, GrammarKind, GrammarSpec, ToolSpec
 
@@ -23,7 +22,9 @@ def grammar_of(body: SamplingFields) -> GrammarSpec | None:
             "response_format and structured_outputs exclude each other", param="structured_outputs"
         )
     if outputs is not None:
-        return _structured(body)
+        return structured.StructuredOutputs(
+            outputs.json, outputs.regex, outputs.choice, outputs.grammar, outputs.json_object
+        ).spec()
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
@@ -41,36 +42,6 @@ def grammar_of(body: SamplingFields) -> GrammarSpec | None:
         f"response_format.type must be text, json_object or json_schema, got {wanted.type[:40]!r}",
         param="response_format",
     )
-
-
-def _structured(body: SamplingFields) -> GrammarSpec:
-    outputs = body.structured_outputs
-    assert outputs is not None
-    names = ("json", "regex", "choice", "grammar", "json_object")
-    given = [name for name in names if getattr(outputs, name) not in (None, False)]
-    if len(given) != 1:
-        raise RequestError(
-            f"structured_outputs takes exactly one of {', '.join(names)}, got {', '.join(given) or 'none'}",
-            param="structured_outputs",
-        )
-    if outputs.regex is not None:
-        return GrammarSpec.regex(outputs.regex)
-    if outputs.choice is not None:
-        return GrammarSpec.choice(outputs.choice)
-    if outputs.grammar is not None:
-        return GrammarSpec.lark(outputs.grammar)
-    if outputs.json is None:
-        return GrammarSpec.json_object()
-    schema: Any = outputs.json
-    if isinstance(schema, str):
-        try:
-            schema = msgspec.json.decode(schema)
-        except (msgspec.DecodeError, RecursionError):
-            raise RequestError(
-                "structured_outputs.json must be a JSON schema, as an object or as text",
-                param="structured_outputs.json",
-            ) from None
-    return GrammarSpec.json_schema(schema, param="structured_outputs.json")
 
 
 def tool_use(body: ChatCompletionBody, grammar: GrammarSpec | None) -> ToolUse | None:

@@ -89,7 +89,11 @@ def _literal(text: str) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """The pattern between slashes. It must match the whole answer, so outer anchors are left out."""
+    """The pattern between slashes. It must match the whole answer, so outer anchors are left out.
+
+    ``\\d`` is 0 to 9, as in JSON schemas: the library's would be the digits of all scripts, of a newer Unicode than
+    that of whoever reads the answer.
+    """
     inner = pattern.removeprefix("^")
     if inner.endswith("$") and (len(inner) - len(inner[:-1].rstrip("\\"))) % 2 == 1:
         inner = inner[:-1]
@@ -99,6 +103,8 @@ def _regex(pattern: str) -> str:
             escaped.append("\\/")
         elif character == "\n":
             escaped.append("n" if backslash else "\\n")
+        elif character in "dD" and backslash:
+            escaped[-1] = "[0-9]" if character == "d" else "[^0-9]"  # inside a class, too: classes nest
         else:
             escaped.append(character)
         backslash = character == "\\" and not backslash

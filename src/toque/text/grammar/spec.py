@@ -122,6 +122,12 @@ class GrammarSpec:
         return cls(GrammarKind.TOOLS, value)
 
     def after_thinking(self, close: str) -> Self:
+        """The same after the model's reasoning, which ``close`` ends. RequestError for a LARK grammar."""
+        if self.kind is GrammarKind.LARK:
+            raise RequestError(
+                "this model reasons before it answers, which a grammar of your own cannot follow: turn reasoning off",
+                param="structured_outputs.grammar",
+            )
         return type(self)(self.kind, self.value, close)
 
     def encode(self) -> str:
