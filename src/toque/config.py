@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from toque.engine.options import EngineOptions
 from toque.errors import ConfigError, RequestError
 from toque.fleet.spec import DeploymentSpec
-from toque.monitor.settings import LedgerSettings
+from toque.monitor.settings import LedgerSettings, TracingSettings
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -93,6 +93,7 @@ class Settings(Struct, frozen=True):
     engine: EngineOptions = EngineOptions()
     ledger: LedgerSettings = LedgerSettings()
     idempotency: IdempotencySettings = IdempotencySettings()
+    tracing: TracingSettings = TracingSettings()
     models: tuple[str, ...] = ()
     deployments: tuple[DeploymentSpec, ...] = ()  # only a file can give them
 
@@ -105,6 +106,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "engine": EngineOptions,
     "ledger": LedgerSettings,
     "idempotency": IdempotencySettings,
+    "tracing": TracingSettings,
 }
 _ENV_ALIASES = {"TOQUE_API_KEY": "auth.api_keys", "TOQUE_API_KEYS": "auth.api_keys"}
 _SECRET = {"auth.api_keys", "ledger.url"}

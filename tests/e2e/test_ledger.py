@@ -78,8 +78,16 @@ def test_usage_survives_a_killed_gateway_and_adds_up(parrot_folder: Path, tmp_pa
     assert total["device_seconds"] > 0
     assert Decimal(total["real_cost"]) > 0
     told = run("logs", last_id, *flags, home=home)
-    assert "ok 200 (length), 3 tokens" in told.stdout
-    assert "first token" in told.stdout
+    for step in ("admitted", "prepared", "routed to parrot", "scheduled in step", "prefill of 2 tokens",
+                 "first token", "finished (length) after 3 tokens", "closed: ok 200 (length), 3 tokens"):  # fmt: skip
+        assert step in told.stdout
+    life = json.loads(run("logs", last_id, "--json", *flags, home=home).stdout)[0]
+    kinds = [event["event"] for event in life["events"]]
+    assert kinds == [
+        "admitted", "prepared", "routed", "scheduled", "prefill", "first_token", "finished", "closed",
+    ]  # fmt: skip
+    assert life["replica"].startswith("parrot")
+    assert life["attempts"] == []
     assert run("logs", "nobody", *flags, home=home).returncode == 1
     month = time.strftime("%Y-%m", time.gmtime())
     done = run("usage", "--month", month, "--csv", *flags, home=home)

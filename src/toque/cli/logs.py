@@ -16,71 +16,53 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(request_id: str, config: Path | None, as_json: bool) -> None:
-    """What became of REQUEST_ID: the id of an answer (chatcmpl-…), or its x-request-id.
+    """What became of REQUEST_ID: the id of an answer (chatcmpl-…), its x-request-id, or its trace id.
 
-    Read from this machine's ledger, or the one that --config or TOQUE_LEDGER_URL names.
+    Read from this machine's ledger and event log, or the ledger that --config or TOQUE_LEDGER_URL names.
     """
     from toque.config import load_settings
     from toque.errors import NotFoundError
-    from toque.monitor.ledger.database import Database
+    from toque.monitor.event_log import find_trails
+    from toque.monitor.timeline import moments, tell
     from toque.registry.store import default_home
 
     settings = load_settings(file=config).ledger
-    home = default_home()
-    if not settings.url and not (settings.place(home) / "ledger.db").exists():
-        raise NotFoundError(f"there is no ledger in {settings.place(home)} yet: nothing has been served")
-    database = Database(settings.database_url(home), migrate=False)
-    try:
-        rows = database.find(request_id)
-    finally:
-        database.close()
-    if not rows:
+    folder = settings.place(default_home())
+    if not settings.url and not (folder / "ledger.db").exists() and not folder.exists():
+        raise NotFoundError(f"there is no ledger in {folder} yet: nothing has been served")
+    trails = {trail.request_id: trail for trail in find_trails(folder, request_id)}
+    rows = {
+        row["request_id"]: row
+        for row in _rows(request_id, list(trails), settings.database_url(default_home()))
+    }
+    known = list(dict.fromkeys([*rows, *trails]))
+    if not known:
         raise NotFoundError(
             f"the ledger has no request {request_id[:80]!r}; it is written within a second or so"
         )
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        told = [
+            (rows.get(name) or {"request_id": name})
+            | {"events": moments(trails[name]) if name in trails else None}
+            for name in known
+        ]
+        click.echo(json.dumps(told, indent=2))
         return
-    for number, row in enumerate(rows):
+    for number, name in enumerate(known):
         if number:
             click.echo("")
-        for line in life(row, settings.currency):
+        for line in tell(rows.get(name), trails.get(name), settings.currency):
             click.echo(line)
 
 
-def life(row: dict[str, Any], currency: str) -> list[str]:
-    """A request's row as a short story, a line per event, with seconds since its admission."""
-    from toque.monitor.cost import currency_text
-    from toque.monitor.ledger.usage import iso
+def _rows(request_id: str, others: list[str], url: str) -> list[dict[str, Any]]:
+    from toque.monitor.ledger.database import Database
 
-    lines = [f"{row['request_id']}  ({row['client_id']})"]
-
-    def event(at_us: int | None, text: str) -> None:
-        when = "" if at_us is None else f"+{at_us / 1e6:.3f} s"
-        lines.append(f"  {when:>11}  {text}")
-
-    who = f", tenant {row['tenant']}" if row["tenant"] else ""
-    how = "streamed" if row["stream"] else "whole"
-    event(
-        None,
-        f"{iso(row['opened_at'] // 1_000_000)}  {row['endpoint']}, {how}, {row['choices']} choice(s){who}",
-    )
-    event(0, f"admitted for {row['model']} ({row['version'] or 'no version'})")
-    if row["prompt_tokens"]:
-        event(None, f"waited {row['queue_us'] / 1e6:.3f} s in its engine's queue")
-        event(None, f"prompt of {row['prompt_tokens']} tokens, {row['cached_tokens']} of them cached")
-    if row["ttft_us"]:
-        event(row["ttft_us"], "first token")
-    for attempt in row["attempts"]:
-        event(
-            None,
-            f"attempt {attempt['number']} on {attempt['replica']}: {attempt['outcome']} {attempt['error_code']}",
-        )
-    if row["outcome"] == "open":
-        event(None, f"running, or its gateway died: {row['completion_tokens']} tokens when last noted")
-        return lines
-    reason = row["error_code"] or row["finish_reason"]
-    event(row["total_us"], f"{row['outcome']} {row['status']} ({reason}), {row['completion_tokens']} tokens")
-    event(None, f"{row['device_ns'] / 1e9:.3f} device-seconds, list {currency_text(row['list_nano'])} {currency}, "
-          f"cost {currency_text(row['cost_nano'])} {currency}")  # fmt: skip
-    return lines
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        return []
+    database = Database(url, migrate=False)
+    try:
+        # A trace id is in no row, but its trail knows the request's own.
+        return database.find(request_id) or [row for other in others for row in database.find(other)]
+    finally:
+        database.close()

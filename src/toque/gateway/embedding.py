@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from toque.errors import ContextLengthError, EngineError, RequestError
@@ -72,7 +73,7 @@ async def embed(
                 priority=request.priority,
                 deadline=deadline,
             )
-            found[number] = await _vector(engine, deployment, record)
+            found[number] = await _vector(engine, number, deployment, record)
 
     tasks = [asyncio.create_task(work(numbers)) for _ in range(min(IN_FLIGHT, len(texts)))]
     try:
@@ -105,16 +106,16 @@ def check_dimensions(dimensions: int | None, deployment: Deployment) -> None:
         )
 
 
-async def _vector(request: EngineRequest, deployment: Deployment, record: Meter) -> bytes:
-    outputs = deployment.client.generate(request, record.routed)
+async def _vector(request: EngineRequest, number: int, deployment: Deployment, record: Meter) -> bytes:
+    outputs = deployment.client.generate(request, partial(record.routed, number))
     try:
         async for output in outputs:
             if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                 raise engine_error(output)
             if output.embedding is not None:
-                record.computed(output.device_us)
+                record.computed(output.device_us, number)
                 record.queued(output.queue_seconds)
-                record.prompt(len(request.prompt), 0)
+                record.prompt(len(request.prompt), 0, number)
                 return output.embedding
     finally:
         await outputs.aclose()

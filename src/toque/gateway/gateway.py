@@ -19,6 +19,7 @@ from toque.types import EngineStats
 if TYPE_CHECKING:
     from toque.config import Settings
     from toque.gateway.answer_store import AnswerStore
+    from toque.monitor.event_log import EventLog
     from toque.monitor.ledger.ledger import Ledger
 
 
@@ -40,6 +41,7 @@ class Gateway:
         self.metrics = Metrics(self.engine_stats)
         self.latencies = Latencies()
         self.ledger: Ledger | None = None  # set, started and closed by whoever serves
+        self.event_log: EventLog | None = None  # as the ledger
         self.answers: AnswerStore | None = None  # as the ledger; closed here
         self.answering: dict[tuple[str, str], bytes] = {}  # requests with an Idempotency-Key, while they run
         self.pool = TextPool()
@@ -57,6 +59,8 @@ class Gateway:
         self.pool.close()
         if self.answers is not None:
             self.answers.close()
+        if self.event_log is not None:
+            self.event_log.stop()
 
     def engine_stats(self) -> dict[str, EngineStats]:
         """Each deployment's engines, added up."""

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from toque.errors import (
@@ -174,8 +175,8 @@ class Generation:
     def _only_echo(self, sequence: PreparedSequence) -> ChoiceDelta:
         self.ticket.started(len(sequence.prompt))
         if sequence.first_of_prompt:
-            self.record.prompt(len(sequence.prompt), 0)
-        self.record.finished(FinishReason.LENGTH.value)
+            self.record.prompt(len(sequence.prompt), 0, sequence.index)
+        self.record.finished(FinishReason.LENGTH.value, sequence.index)
         return ChoiceDelta(sequence.index, sequence.echo_text, finish_reason=FinishReason.LENGTH)
 
     def _choice(self, sequence: PreparedSequence) -> Choice:
@@ -251,12 +252,16 @@ class Generation:
 
     def _outputs(self, choice: Choice) -> AsyncGenerator[SequenceOutput, None]:
         assert choice.sequence.engine is not None
-        return self.deployment.client.generate(choice.sequence.engine, self.record.routed)
+        on_route = partial(self.record.routed, choice.sequence.index)
+        return self.deployment.client.generate(choice.sequence.engine, on_route)
 
     def _advance(self, choice: Choice, output: SequenceOutput) -> ChoiceDelta:
         now = time.perf_counter()
         sequence = choice.sequence
-        self.record.computed(output.device_us)
+        index = sequence.index
+        self.record.computed(output.device_us, index)
+        if output.events is not None:
+            self.record.stepped(index, output.events)
         if choice.first_token_at == 0.0:
             choice.first_token_at = choice.last_token_at = now
             self.ticket.started(len(sequence.prompt))
@@ -264,19 +269,19 @@ class Generation:
             self.usage.cached_tokens += cached
             self.record.queued(output.queue_seconds)
             if sequence.first_of_prompt:
-                self.record.prompt(len(sequence.prompt), cached)
+                self.record.prompt(len(sequence.prompt), cached, index)
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             # Nobody here aborted it: a request that this gateway ends has no reader any more.
             raise engine_error(output)
         count = len(output.tokens)
         if count:
-            self.record.tokens(count, now - choice.last_token_at if choice.tokens else 0.0, now)
+            self.record.tokens(count, now - choice.last_token_at if choice.tokens else 0.0, now, index)
             choice.last_token_at = now
             choice.tokens += count
             self.usage.completion_tokens += count
         delta = choice.advance(output)
         if delta.finish_word is not None:
-            self.record.finished(delta.finish_word)
+            self.record.finished(delta.finish_word, index, choice.tokens)
             if choice.reader is not None:
                 self.usage.reasoning_tokens += choice.reader.reasoning_tokens
                 self.record.reasoned(choice.reader.reasoning_tokens)

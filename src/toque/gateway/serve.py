@@ -90,6 +90,7 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
         from toque.gateway.server import GatewayServer
 
         _keep_answers(app, settings)
+        _keep_events(app, settings)
         ledger = _open_ledger(app, settings)
         if ledger is not None:
             stack.callback(ledger.close)
@@ -153,6 +154,17 @@ def _keep_answers(app: Starlette, settings: Settings) -> None:
             age_s=kept.hours * 3_600,
             max_bytes=kept.max_mb * 2**20,
         )
+
+
+def _keep_events(app: Starlette, settings: Settings) -> None:
+    """Let the lives of requests be told afterwards. StoreError when there is no place for them."""
+    megabytes = settings.tracing.event_log_mb
+    if megabytes:
+        from toque.monitor.event_log import EventLog
+        from toque.registry.store import default_home
+
+        place = settings.ledger.place(default_home())
+        app.state.gateway.event_log = EventLog(place, max_bytes=megabytes * 2**20)
 
 
 async def _until_ready(replicas: Mapping[str, LocalDeployment], serving: asyncio.Task[None]) -> None:

@@ -35,6 +35,17 @@ class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"monthly must be 0 or more, got {self.monthly}")
 
 
+class TracingSettings(Struct, frozen=True):
+    """How requests' lives are told: on disk, for `toque logs`, and as spans to an OpenTelemetry collector.
+
+    ``endpoint`` is the collector's OTLP/HTTP address, such as http://localhost:4318; "": no spans.
+    """
+
+    event_log_mb: Annotated[int, Meta(ge=0, le=100_000)] = 64  # 0: none
+    endpoint: str = ""
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of requests whose client has not decided
+
+
 class LedgerSettings(Struct, frozen=True):
     """One row per request, priced. ``url`` is SQLAlchemy's; "" is SQLite in ``folder`` (default TOQUE_HOME/ledger)."""
 

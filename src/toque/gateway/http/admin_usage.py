@@ -17,8 +17,10 @@ from toque.gateway.gateway import Gateway
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.operations import Operation
 from toque.monitor.cost import per_million
+from toque.monitor.timeline import moments
 
 if TYPE_CHECKING:
+    from toque.monitor.ledger.database import Database
     from toque.monitor.ledger.ledger import Ledger
     from toque.monitor.ledger.usage import UsageQuery
 
@@ -69,10 +71,19 @@ async def usage(exchange: Exchange, gateway: Gateway) -> None:
 
 
 async def requests(exchange: Exchange, gateway: Gateway) -> None:
-    """The rows of one request, by the id of its answer or its x-request-id."""
+    """The rows and the events of one request, by the id of its answer or its x-request-id."""
     ledger = _ledger(gateway)
     wanted: str = exchange.scope["path_params"]["id"]
-    rows = await ledger.reader.ask(lambda database: database.find(wanted))
+    event_log = gateway.event_log
+
+    def ask(database: Database) -> list[dict[str, Any]]:
+        trails = {} if event_log is None else {trail.request_id: trail for trail in event_log.find(wanted)}
+        rows: dict[str, dict[str, Any]] = {row["request_id"]: row for row in database.find(wanted)}
+        for name, trail in trails.items():
+            rows.setdefault(name, {"request_id": name, "tenant": trail.tenant})["events"] = moments(trail)
+        return list(rows.values())
+
+    rows = await ledger.reader.ask(ask)
     if gateway.keys:
         rows = [row for row in rows if row["tenant"] == exchange.caller.tenant]
     if not rows:
@@ -184,7 +195,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET",
         "/admin/v1/requests/{id:path}",
         requests,
-        "What the ledger has of one request.",
+        "What became of one request: its row in the ledger, and its events.",
         answer=RequestsAnswer,
         statuses=(404, 429, 503),
     ),

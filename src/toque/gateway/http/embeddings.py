@@ -152,6 +152,7 @@ async def _embedded(
                     texts = await tokenize_all(asked, deployment, gateway.pool)
                     await deployment.until_serving()
                     used.tokens = sum(len(ids) for ids in texts)
+                    record.prepared(used.tokens)
                     vectors = await embed(asked, texts, deployment, record)
                     record.completed(time.perf_counter())
         except TimeoutError:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from toque.errors import BudgetError, DeadlineError, UnavailableError
 from toque.gateway.deployment import Deployment
@@ -14,6 +16,11 @@ from toque.gateway.http.exchange import Exchange
 from toque.gateway.requests import GenerationRequest
 from toque.monitor.metering import Meter
 from toque.monitor.spend import WARNING_HEADER
+from toque.monitor.trail import Trail
+
+if TYPE_CHECKING:
+    from toque.monitor.ledger.ledger import Entry
+    from toque.monitor.ledger.record import UsageRecord
 
 
 def check_budget(exchange: Exchange, gateway: Gateway) -> None:
@@ -50,7 +57,10 @@ def metered(
             choices=request.choices,
             arrived=exchange.arrived,
         )
-    meter = Meter(gateway.metrics, gateway.latencies, deployment.name, exchange.arrived, entry)
+    trail, on_close = _trail(exchange, gateway, request, entry)
+    meter = Meter(
+        gateway.metrics, gateway.latencies, deployment.name, exchange.arrived, entry, trail, on_close
+    )
     try:
         yield meter
     except ClientLeft as error:
@@ -66,3 +76,27 @@ def metered(
         meter.ended(error)
         raise
     meter.ended(None)
+
+
+def _trail(
+    exchange: Exchange, gateway: Gateway, request: GenerationRequest, entry: Entry | None
+) -> tuple[Trail | None, Callable[[Trail, UsageRecord], None] | None]:
+    """What the request's moments are noted in, and who gets it in the end; nothing where nobody does."""
+    event_log = gateway.event_log
+    if event_log is None:
+        return None, None
+    opened_at = int(time.time() * 1e6) if entry is None else entry.record.opened_at
+    trail = Trail(
+        request.request_id,
+        opened_at,
+        exchange.request_id,
+        exchange.caller.tenant,
+        exchange.endpoint,
+        exchange.model,
+    )
+    event_log.open(trail)
+
+    def closed(trail: Trail, row: UsageRecord) -> None:
+        event_log.close(trail)
+
+    return trail, closed

@@ -116,6 +116,7 @@ async def respond(
             async with asyncio.timeout(timeout):
                 prepared = await prepare(request, deployment, gateway.pool)
                 ticket.measured(prepared.prompt_tokens * request.n)
+                record.prepared(prepared.prompt_tokens)
                 await deployment.until_serving()
                 generation = Generation(prepared, deployment, record, ticket, usage)
                 answer = spell(prepared, deployment)

@@ -30,6 +30,7 @@ from toque.monitor.ledger.segment import (
 
 SEGMENT_BYTES = 4 * 2**20
 MAX_BYTES = 256 * 2**20
+MAX_JOURNALS = 16
 _CHUNK = 2**20  # larger than any record
 
 
@@ -193,6 +194,19 @@ class Journal:
         self._number += 1
         self._offset = HEADER
         return spare
+
+
+def free_journal(folder: Path, name: str, *, segment_bytes: int, max_bytes: int) -> Journal:
+    """Several processes of one home each have a journal ``name-N``; the first that no living process has is taken
+    over, with what is in it. StoreError when there are too many, or the folder cannot be written."""
+    for number in range(MAX_JOURNALS):
+        try:
+            return Journal(folder / f"{name}-{number}", segment_bytes=segment_bytes, max_bytes=max_bytes)
+        except StoreError:
+            continue
+        except OSError as error:
+            raise StoreError(f"{folder / name}-{number} cannot be written: {error.strerror}") from None
+    raise StoreError(f"{MAX_JOURNALS} processes keep a {name} in {folder} already")
 
 
 class _Segment:

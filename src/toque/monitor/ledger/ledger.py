@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from toque.errors import StoreError
 from toque.monitor.ledger.applier import Applier, Retention, open_later, sqlite_url
-from toque.monitor.ledger.journal import MAX_BYTES, SEGMENT_BYTES, Journal
+from toque.monitor.ledger.journal import MAX_BYTES, SEGMENT_BYTES, Journal, free_journal
 from toque.monitor.ledger.reader import LedgerReader
 from toque.monitor.ledger.record import Outcome, UsageRecord, encode
 from toque.monitor.spend import Spend
@@ -27,7 +27,6 @@ log = logging.getLogger("toque.ledger")
 
 SYNC_S = 0.05
 PROGRESS_S = 1.0
-MAX_JOURNALS = 16
 Priced = Callable[[UsageRecord], None]
 
 
@@ -116,7 +115,7 @@ class Ledger:
         """``url`` defaults to SQLite in ``folder``. The threads begin with `start`."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.url = url or sqlite_url(folder / "ledger.db")
-        self._journal = _first_free(folder, segment_bytes, max_bytes)
+        self._journal = free_journal(folder, "journal", segment_bytes=segment_bytes, max_bytes=max_bytes)
         gateway = _identity(self._journal.folder)
         self.process = f"{gateway}.{time.time_ns():x}"
         self._price = price
@@ -292,20 +291,6 @@ class Ledger:
     def _roomy(self) -> bool:
         """What only notes a request's opening or progress leaves the journal's last part to those that close."""
         return self._journal.size <= 0.9 * self._journal.max_bytes
-
-
-def _first_free(folder: Path, segment_bytes: int, max_bytes: int) -> Journal:
-    """Several processes of one home each have a journal; the first that no living process has is taken over."""
-    for number in range(MAX_JOURNALS):
-        try:
-            return Journal(folder / f"journal-{number}", segment_bytes=segment_bytes, max_bytes=max_bytes)
-        except StoreError:
-            continue
-        except OSError as error:
-            raise StoreError(
-                f"the ledger's journal in {folder} cannot be written: {error.strerror}"
-            ) from None
-    raise StoreError(f"{MAX_JOURNALS} processes keep a ledger in {folder} already")
 
 
 def _deserted(folder: Path, own: Path) -> Iterator[tuple[Journal, str]]:
