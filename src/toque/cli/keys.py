@@ -32,6 +32,7 @@ def command() -> None:
 @click.option("--requests-per-minute", type=int, default=None, help="0: no bound.  [default: the server's]")
 @click.option("--tokens-per-minute", type=int, default=None, help="0: no bound.  [default: the server's]")
 @click.option("--concurrent-requests", type=int, default=None, help="0: no bound.  [default: the server's]")
+@click.option("--admin", is_flag=True, help="It may also deploy, scale and roll out models.")
 @_FILE
 def create(
     tenant: str,
@@ -39,6 +40,7 @@ def create(
     requests_per_minute: int | None,
     tokens_per_minute: int | None,
     concurrent_requests: int | None,
+    admin: bool,
     file: Path | None,
 ) -> None:
     """Make a key for TENANT and print it, this once. Keys of one tenant share its place in the queue and its cache."""
@@ -49,6 +51,7 @@ def create(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         concurrent_requests=concurrent_requests,
+        admin=admin,
     )
     click.echo(text)
     click.echo(f"key {key.id} of {tenant}: keep it now, only its digest is stored in {keys.path}", err=True)
@@ -64,12 +67,13 @@ def list_keys(file: Path | None) -> None:
         click.echo(f"there are no keys in {keys.path}")
         return
     width = max(6, *(len(key.tenant) for key in stored))
-    click.echo(f"{'ID':<11}  {'TENANT':<{width}}  CREATED     REQUESTS/MIN  TOKENS/MIN  AT ONCE  NOTE")
+    click.echo(f"{'ID':<11}  {'TENANT':<{width}}  CREATED     REQUESTS/MIN  TOKENS/MIN  AT ONCE  ADMIN  NOTE")
     for key in stored:
         created = time.strftime("%Y-%m-%d", time.localtime(key.created))
+        bounds = f"{_bound(key.requests_per_minute):>12}  {_bound(key.tokens_per_minute):>10}"
+        at_once, admin = _bound(key.concurrent_requests), "yes" if key.admin else ""
         click.echo(
-            f"{key.id:<11}  {key.tenant:<{width}}  {created}  {_bound(key.requests_per_minute):>12}  "
-            f"{_bound(key.tokens_per_minute):>10}  {_bound(key.concurrent_requests):>7}  {key.note}".rstrip()
+            f"{key.id:<11}  {key.tenant:<{width}}  {created}  {bounds}  {at_once:>7}  {admin:<5}  {key.note}".rstrip()
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from difflib import get_close_matches
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -105,6 +106,9 @@ def _check_keys(value: object, kind: Any, place: str) -> None:
             if name not in hints:
                 raise _unknown(where, str(name), hints)
             _check_keys(inner, hints[name], where)
+    elif isinstance(kind, UnionType):  # a part that may be null
+        for option in get_args(kind):
+            _check_keys(value, option, place)
     elif get_origin(kind) is tuple and isinstance(value, list | tuple):
         for number, inner in enumerate(value):
             _check_keys(inner, get_args(kind)[0], f"{place}[{number}]")

@@ -20,11 +20,13 @@ RELOAD_S = 1.0  # a key that was created or revoked counts after so long at most
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom a key stands for. ``tenant`` is whose turn and whose cache it is; ``key_id`` what the books say."""
+    """Whom a key stands for. ``tenant`` is whose turn and whose cache it is; ``key_id`` what the books say; ``admin``:
+    may change what the server runs. Without any keys everybody may, and keys of the settings always may."""
 
     tenant: str
     key_id: str
     quota: Quota
+    admin: bool = False
 
 
 class KeyRing:
@@ -47,8 +49,8 @@ class KeyRing:
         for key in keys:
             if key:
                 known = digest(key)
-                self._fixed[known] = self._caller(known.hex()[:12], known.hex()[:12], self._default)
-        self._anybody = Caller("", "", Quota(self._default, clock))
+                self._fixed[known] = self._caller(known.hex()[:12], known.hex()[:12], self._default, True)
+        self._anybody = Caller("", "", Quota(self._default, clock), admin=True)
         self._file = None if file is None else KeyFile(file)
         self._stored: dict[bytes, Caller] = {}
         self._has_file = False
@@ -116,12 +118,13 @@ class KeyRing:
             d.tokens_per_minute if key.tokens_per_minute is None else key.tokens_per_minute,
             d.concurrent_requests if key.concurrent_requests is None else key.concurrent_requests,
         )
-        if before is not None and before.quota.allowance == allowance and before.tenant == key.tenant:
+        same = before is not None and (before.tenant, before.admin) == (key.tenant, key.admin)
+        if before is not None and same and before.quota.allowance == allowance:
             return before  # with what it has used already
-        return self._caller(key.tenant, key.id, allowance)
+        return self._caller(key.tenant, key.id, allowance, key.admin)
 
-    def _caller(self, tenant: str, key_id: str, allowance: Allowance) -> Caller:
-        return Caller(tenant, key_id, Quota(allowance, self._clock))
+    def _caller(self, tenant: str, key_id: str, allowance: Allowance, admin: bool) -> Caller:
+        return Caller(tenant, key_id, Quota(allowance, self._clock), admin)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

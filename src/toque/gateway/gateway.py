@@ -18,6 +18,7 @@ from toque.types import EngineStats
 
 if TYPE_CHECKING:
     from toque.config import Settings
+    from toque.fleet.admin import FleetAdmin
     from toque.gateway.answer_store import AnswerStore
     from toque.monitor.event_log import EventLog
     from toque.monitor.ledger.ledger import Ledger
@@ -42,6 +43,7 @@ class Gateway:
         self.latencies = Latencies()
         self.ledger: Ledger | None = None  # set, started and closed by whoever serves
         self.event_log: EventLog | None = None  # as the ledger
+        self.fleet: FleetAdmin | None = None  # set by whoever serves, where there is one to administer
         self.answers: AnswerStore | None = None  # as the ledger; closed here
         self.answering: dict[tuple[str, str], bytes] = {}  # requests with an Idempotency-Key, while they run
         self.pool = TextPool()

@@ -36,6 +36,7 @@ class StoredKey(Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
+    admin: bool = False  # may deploy, scale, roll out
 
 
 class _Document(Struct, kw_only=True):
@@ -76,6 +77,7 @@ class KeyFile:
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
         concurrent_requests: int | None = None,
+        admin: bool = False,
     ) -> tuple[StoredKey, str]:
         """A new key, and the text to send: nobody can show it again. ConfigError names what does not fit."""
         if not TENANT.fullmatch(tenant):
@@ -103,6 +105,7 @@ class KeyFile:
                 digest=digest(text).hex(),
                 created=int(time.time()),
                 note=note,
+                admin=admin,
                 **bounds,
             )
             self._write((*keys, key))

@@ -20,7 +20,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     types = [
         kind
         for operation in operations
-        for kind in (operation.body, operation.answer, operation.events)
+        for kind in (operation.body, operation.document, operation.answer, operation.events)
         if kind is not None
     ]
     unique = tuple(dict.fromkeys([*types, ErrorAnswer]))
@@ -65,10 +65,11 @@ def _operation(operation: Operation) -> dict[str, Any]:
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
             }
         )
-    if operation.body is not None:
+    body = operation.body or operation.document
+    if body is not None:
         found["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": _ref(operation.body)}},
+            "content": {"application/json": {"schema": _ref(body)}},
         }
     return found
 

@@ -39,6 +39,7 @@ class Operation:
     answer: type[Struct] | None = None
     content_type: str = "application/json"
     body: type[Struct] | None = None
+    document: type[Struct] | None = None
     events: type[Struct] | None = None
     statuses: tuple[int, ...] = ()
     needs_key: bool = True

@@ -11,6 +11,7 @@ import msgspec
 
 from toque import __version__
 from toque.gateway.gateway import Gateway
+from toque.gateway.http.admin_fleet import OPERATIONS as FLEET
 from toque.gateway.http.admin_usage import OPERATIONS as ADMIN
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.fields import declared, type_name
@@ -42,6 +43,7 @@ async def page(exchange: Exchange, gateway: Gateway) -> None:
 OPERATIONS: tuple[Operation, ...] = (
     *ANSWERING,
     *ADMIN,
+    *FLEET,
     Operation("GET", "/openapi.json", openapi, "This interface as OpenAPI 3.1.", needs_key=False),
     Operation("GET", "/docs", page, "This interface for people.", content_type="text/html", needs_key=False),
 )
@@ -81,6 +83,9 @@ def _section(operation: Operation) -> str:
                 f"<td class={field.handling}>{field.handling}<td>{_prose(field.text)}</tr>"
             )
         parts.append("</table>")
+    if operation.document is not None:
+        names = ", ".join(f"<code>{name}</code>" for name in operation.document.__struct_fields__)
+        parts.append(f"<p>Fields, and no others: {names or 'none, an empty object'}.</p>")
     return "".join(parts)
 
 
