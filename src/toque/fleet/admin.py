@@ -5,19 +5,14 @@ Each call returns as soon as the change is written; the controller acts on it, i
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import fields
-from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
-from toque.engine.options import EngineOptions
-from toque.errors import ConfigError, ConflictError, NotFoundError, StoreError, UnavailableError
+from toque.errors import ConflictError, NotFoundError, StoreError, UnavailableError
 from toque.fleet import rollout as rollouts
-from toque.fleet.memory import estimate_mb
+from toque.fleet.revisions import check, check_quiet, first_row, revision_of, roll, rolling, switch, unchanged
 from toque.fleet.spec import DeploymentSpec, RolloutPolicy
 from toque.fleet.store import DeploymentRow, EngineValues, FleetStore, ReplicaRow, Revision
 from toque.fleet.views import (
@@ -37,32 +32,42 @@ _ATTEMPTS = 8
 
 class FleetAdmin:
     """Every method raises NotFoundError for a deployment that is not there, ConflictError (409) for what does not go
-    with a rollout that is running, ConfigError for a value that cannot be, and UnavailableError (503) while the
+    with a rollout that is running, RequestError for a value that cannot be, and UnavailableError (503) while the
     store is away: then nothing was changed."""
 
-    def __init__(self, store: FleetStore, resolve: Resolve, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: FleetStore,
+        resolve: Resolve,
+        on_change: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """``resolve`` pins a reference to a version (and fetches it); its errors are passed on. ``on_change`` is told
-        of every write."""
+        of every write. ``clock``: seconds since the epoch."""
         self._store = store
         self._resolve = resolve
         self._on_change = on_change
+        self._clock = clock
 
     async def deploy(self, spec: DeploymentSpec) -> DeploymentView:
         """Makes the deployment, or changes it to this. Another model, another version or other engine options than
         before roll out as the specification says; nothing is restarted for the rest."""
-        check_spec(spec)
+        check(spec)
         pinned = await self._resolve(spec.model)
         revision = revision_of(pinned, spec)
 
         def edit(row: DeploymentRow) -> DeploymentRow:
             changed = replace(row, spec=spec, stopped=False, generation=row.generation + 1)
             if row.stopped:
-                return _switch(changed, revision)
-            return changed if _unchanged(row, revision) else _roll(changed, revision, spec.rollout)
+                return switch(changed, revision)
+            return (
+                changed if unchanged(row, revision) else roll(changed, revision, spec.rollout, self._clock())
+            )
 
         row = await self._find(spec.name)
         if row is None:
-            if not await self._put(first_row(spec, pinned, time.time())):
+            if not await self._put(first_row(spec, pinned, self._clock())):
                 raise ConflictError(f"deployment {spec.name} was made by somebody else just now")
             self._on_change()
             return await self._view(spec.name)
@@ -76,7 +81,7 @@ class FleetAdmin:
             low = scaling.min_replicas if min_replicas is None else min_replicas
             high = max(scaling.max_replicas, low) if max_replicas is None else max_replicas
             spec = replace(row.spec, scaling=replace(scaling, min_replicas=low, max_replicas=high))
-            check_spec(spec)
+            check(spec)
             return replace(row, spec=spec, generation=row.generation + 1)
 
         return await self._edit(name, edit)
@@ -85,7 +90,7 @@ class FleetAdmin:
         """No replicas, whoever asks, until it is deployed or started again. Running requests get its grace."""
 
         def edit(row: DeploymentRow) -> DeploymentRow:
-            _check_quiet(row)
+            check_quiet(row)
             return replace(row, stopped=True, generation=row.generation + 1)
 
         return await self._edit(name, edit)
@@ -112,7 +117,7 @@ class FleetAdmin:
         def edit(row: DeploymentRow) -> DeploymentRow:
             spec = replace(row.spec, model=model or row.spec.model)
             changed = replace(row, spec=spec, generation=row.generation + 1)
-            return _roll(changed, revision_of(pinned, spec), policy or spec.rollout)
+            return roll(changed, revision_of(pinned, spec), policy or spec.rollout, self._clock())
 
         await self._edit(name, edit)
         return await self.rollout(name)
@@ -126,7 +131,7 @@ class FleetAdmin:
         def edit(row: DeploymentRow) -> DeploymentRow:
             options: EngineValues = {**row.spec.engine, **(engine or {})}
             spec = replace(row.spec, engine={k: v for k, v in options.items() if v is not None})
-            check_spec(spec)
+            check(spec)
             changed = replace(row, spec=spec, generation=row.generation + 1)
             policy = row.spec.rollout
             if policy.strategy == "canary":  # the same model: there is nothing to try out
@@ -134,7 +139,7 @@ class FleetAdmin:
             fresh = revision_of(row.revision(row.current), spec)
             if fresh.key in {revision.key for revision in row.revisions}:
                 fresh = replace(fresh, key=f"{fresh.key}~{changed.generation}")
-            return _roll(changed, fresh, policy)
+            return roll(changed, fresh, policy, self._clock())
 
         await self._edit(name, edit)
         return await self.rollout(name)
@@ -143,17 +148,17 @@ class FleetAdmin:
         return await self._steer(name, rollouts.pause)
 
     async def resume(self, name: str) -> RolloutView:
-        return await self._steer(name, lambda rollout: rollouts.resume(rollout, time.time()))
+        return await self._steer(name, lambda rollout: rollouts.resume(rollout, self._clock()))
 
     async def promote(self, name: str) -> RolloutView:
-        return await self._steer(name, lambda rollout: rollouts.promote(rollout, time.time()))
+        return await self._steer(name, lambda rollout: rollouts.promote(rollout, self._clock()))
 
     async def undo(self, name: str) -> RolloutView:
         """Back to the version before: of a running rollout at once, after one by a rollout of its own."""
 
         def edit(row: DeploymentRow) -> DeploymentRow:
-            if row.rollout is not None and _rolling(row):
-                back = rollouts.undo(row.rollout, time.time())
+            if row.rollout is not None and rolling(row):
+                back = rollouts.undo(row.rollout, self._clock())
                 return replace(row, rollout=back, generation=row.generation + 1)
             if not row.previous:
                 raise ConflictError(f"deployment {name} has had no other version")
@@ -162,7 +167,7 @@ class FleetAdmin:
             policy = row.spec.rollout
             if policy.strategy == "canary":  # it is known to work
                 policy = replace(policy, strategy="auto")
-            return _roll(replace(row, spec=spec, generation=row.generation + 1), before, policy)
+            return roll(replace(row, spec=spec, generation=row.generation + 1), before, policy, self._clock())
 
         await self._edit(name, edit)
         return await self.rollout(name)
@@ -244,79 +249,6 @@ class FleetAdmin:
             )
         except StoreError as error:
             raise _away(error) from error
-
-
-def revision_of(pinned: Revision, spec: DeploymentSpec) -> Revision:
-    """The pinned version with the specification's engine options and memory. Other options are another key."""
-    key = pinned.digest or pinned.path
-    if spec.engine:
-        key += "#" + hashlib.sha256(repr(sorted(spec.engine.items())).encode()).hexdigest()[:8]
-    memory = spec.resources.memory_mb or estimate_mb(Path(pinned.path), spec.engine)
-    return replace(pinned, key=key, engine=spec.engine, memory_mb=memory)
-
-
-def first_row(spec: DeploymentSpec, pinned: Revision, now: float) -> DeploymentRow:
-    """A deployment that has just been made. ConfigError for what cannot be."""
-    check_spec(spec)
-    revision = revision_of(pinned, spec)
-    return DeploymentRow(spec.name, spec, (revision,), revision.key, used_at=now)
-
-
-def check_spec(spec: DeploymentSpec) -> None:
-    """ConfigError names the field and the value."""
-    try:
-        msgspec.convert(msgspec.to_builtins(spec), DeploymentSpec)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"deployment {spec.name}: {error}", param="deployment") from None
-    scaling = spec.scaling
-    if scaling.min_replicas > scaling.max_replicas:
-        raise ConfigError(
-            f"min_replicas {scaling.min_replicas} is more than max_replicas {scaling.max_replicas}",
-            param="scaling.min_replicas",
-        )
-    known = {field.name for field in fields(EngineOptions)}
-    for name in spec.engine:
-        if name not in known:
-            raise ConfigError(f"unknown engine option {name!r}", param=f"engine.{name}")
-    EngineOptions(**{name: value for name, value in spec.engine.items() if value is not None})  # type: ignore[arg-type]  # it checks each value's type itself
-
-
-def _unchanged(row: DeploymentRow, revision: Revision) -> bool:
-    """What is deployed anew is what runs, or what is being rolled out."""
-    if row.rollout is not None and row.rollout.running:
-        return revision.key == row.rollout.new
-    return revision.key == row.current
-
-
-def _rolling(row: DeploymentRow) -> bool:
-    return row.rollout is not None and row.rollout.running
-
-
-def _check_quiet(row: DeploymentRow) -> None:
-    if row.rollout is not None and row.rollout.running:
-        raise ConflictError(
-            f"deployment {row.name} is rolling out ({row.rollout.phase}): promote or undo that first"
-        )
-
-
-def _roll(row: DeploymentRow, new: Revision, policy: RolloutPolicy) -> DeploymentRow:
-    _check_quiet(row)
-    if new.key == row.current:
-        raise ConflictError(f"deployment {row.name} runs {new.label or new.key} already")
-    if row.stopped:
-        return _switch(row, new)
-    kept = tuple(revision for revision in row.revisions if revision.key == row.current)
-    number = 1 if row.rollout is None else row.rollout.number + 1
-    rollout = rollouts.begin(number, row.current, new.key, policy, time.time())
-    return replace(row, revisions=(*kept, new), previous="", rollout=rollout)
-
-
-def _switch(row: DeploymentRow, new: Revision) -> DeploymentRow:
-    """Without any replicas there is nothing to roll out."""
-    if new.key == row.current:
-        return row
-    kept = tuple(revision for revision in row.revisions if revision.key == row.current)
-    return replace(row, revisions=(*kept, new), previous=row.current, current=new.key)
 
 
 def _unknown(name: str) -> NotFoundError:

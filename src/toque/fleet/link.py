@@ -30,10 +30,16 @@ class FleetLink(Protocol):
 class DirectLink:
     """The link to a controller in the same event loop."""
 
-    def __init__(self, store: MemoryFleetStore, on_report: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: MemoryFleetStore,
+        on_report: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """``on_report``: something waits that nobody serves; the controller looks at once."""
         self._store = store
         self._on_report = on_report
+        self._clock = clock
         self._subscribers: list[OnTables] = []
         self._tables: Mapping[str, RoutingTable] = {}
 
@@ -50,7 +56,7 @@ class DirectLink:
         return lambda: self._subscribers.remove(on_tables)
 
     def report(self, gateway_id: str, signals: Sequence[DeploymentSignals]) -> None:
-        now = time.time()
+        now = self._clock()
         for each in signals:
             self._store.hear(Reported(gateway_id, now, each))
             table = self._tables.get(each.deployment)

@@ -56,7 +56,8 @@ HOLDING = frozenset({Phase.EMPTYING, Phase.LOADING, Phase.RESTORING})
 class Rollout(Struct, frozen=True):
     """One rollout, as it is remembered. ``old`` and ``new`` are keys of revisions; times are seconds since the epoch.
 
-    ``new_replicas`` is how many of the new revision were last wanted: while paused it stays.
+    ``new_replicas`` is how many of the new revision were last wanted (while paused it stays), ``new_ready`` how many
+    were ready then, and ``lacking_since`` when it last came nearer to that (0.0: nothing lacks).
     """
 
     number: int
@@ -65,10 +66,12 @@ class Rollout(Struct, frozen=True):
     policy: RolloutPolicy
     phase: Phase
     started_at: float
-    since: float  # when this phase or step began, or a replica of it last became ready
+    since: float  # when this phase or step began
     step: int = 0
     paused: bool = False
     new_replicas: int = 0
+    new_ready: int = 0
+    lacking_since: float = 0.0
     reason: str = ""
     finished_at: float = 0.0
     base_old: VersionOutcomes = VersionOutcomes()  # as they were when the step began
@@ -113,13 +116,16 @@ def advance(
     *,
     room_for_two: bool = True,
 ) -> Rollout:
-    """The rollout's next state. ``target``: replicas that the deployment shall have (at least one during a rollout).
-    ``room_for_two``: a replica more than there are fits into memory; it decides what ``auto`` is."""
+    """The rollout's next state. ``target``: replicas that the deployment shall have; of the new revision at least one
+    is started, even where that is none. ``room_for_two``: a replica more than there are fits into memory; it decides
+    what ``auto`` is."""
     if not rollout.running:
         return rollout
-    target = max(target, 1)
     if rollout.phase is Phase.PENDING:
         rollout = _start(rollout, now, room_for_two)
+    rollout = _progress(rollout, new, now)
+    least = target
+    target = max(target, 1)
     if rollout.phase is Phase.SHIFTING:
         state = _shift(rollout, target, old, new, now)
     elif rollout.phase is Phase.TESTING:
@@ -128,7 +134,7 @@ def advance(
         state = _enter(rollout, Phase.LOADING, now) if not old.processes else rollout
     elif rollout.phase is Phase.LOADING:
         state = _load(rollout, target, new, now)
-    elif new.processes == 0 and old.ready >= (1 if rollout.phase is Phase.RESTORING else target):
+    elif new.processes == 0 and old.ready >= (min(least, 1) if rollout.phase is Phase.RESTORING else least):
         state = _end(rollout, Phase.RETURNED, now, rollout.reason)
     else:
         state = rollout
@@ -141,7 +147,6 @@ def wanted(rollout: Rollout, target: int, old: RevisionView, new: RevisionView) 
         last = rollout.new if rollout.phase is Phase.DONE else rollout.old
         other = rollout.old if rollout.phase is Phase.DONE else rollout.new
         return Wanted({last: target, other: 0}, {last: 1.0})
-    target = max(target, 1)
     n_new = rollout.new_replicas
     if rollout.phase in (Phase.EMPTYING, Phase.LOADING):
         n_old = 0
@@ -150,11 +155,11 @@ def wanted(rollout: Rollout, target: int, old: RevisionView, new: RevisionView) 
     elif rollout.phase is Phase.RETURNING:
         # As many processes as allowed: what cannot go yet on the new side makes less room on the old one.
         room = target + rollout.policy.max_surge - new.processes
-        n_old = min(target, max(room, old.processes - old.draining, 1 if not new.processes else 0))
+        n_old = min(target, max(room - old.draining, old.processes - old.draining, 0))
     else:
         n_old = max(0, target - new.ready)
         if rollout.phase is Phase.TESTING:
-            n_old = max(n_old, target - _canaries(rollout, target), 1)
+            n_old = max(n_old, target - _canaries(rollout, target), 1)  # to compare it with
         # What is lost on the new side comes back on the old one only as far as there is room.
         room = target + rollout.policy.max_surge - max(new.processes, n_new + new.draining) - old.draining
         n_old = min(n_old, max(old.processes - old.draining, room, 0))
@@ -233,10 +238,10 @@ def _shift(rollout: Rollout, target: int, old: RevisionView, new: RevisionView, 
 
 
 def _test(rollout: Rollout, target: int, old: RevisionView, new: RevisionView, now: float) -> Rollout:
+    late = _late(rollout, new, now)
+    if late:
+        return undo(rollout, now, late)
     if new.ready < 1:
-        late = _late(rollout, new, now)
-        if late:
-            return undo(rollout, now, late)
         # The step's time and its counts begin when there is something to send requests to.
         waiting = replace(rollout, base_old=old.outcomes, base_new=new.outcomes)
         return waiting if rollout.paused else replace(waiting, reason="the new version is loading")
@@ -270,10 +275,21 @@ def _load(rollout: Rollout, target: int, new: RevisionView, now: float) -> Rollo
     return _end(rollout, Phase.DONE, now, "") if new.ready >= target or (late and new.ready) else rollout
 
 
+def _progress(rollout: Rollout, new: RevisionView, now: float) -> Rollout:
+    lacking = rollout.lacking_since
+    if new.ready >= rollout.new_replicas:
+        lacking = 0.0
+    elif new.ready > rollout.new_ready or not lacking:
+        lacking = now
+    if (lacking, new.ready) == (rollout.lacking_since, rollout.new_ready):
+        return rollout
+    return replace(rollout, lacking_since=lacking, new_ready=new.ready)
+
+
 def _late(rollout: Rollout, new: RevisionView, now: float) -> str:
     if new.failed:
         return f"the new version does not start: {new.failed}"
-    if new.ready < rollout.new_replicas and now - rollout.since > rollout.policy.ready_timeout_s:
+    if rollout.lacking_since and now - rollout.lacking_since > rollout.policy.ready_timeout_s:
         return f"the new version was not ready after {rollout.policy.ready_timeout_s:g} s"
     return ""
 

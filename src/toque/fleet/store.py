@@ -63,22 +63,21 @@ class DeploymentRow(Struct, frozen=True):
 
 
 class ReplicaRow(Struct, frozen=True):
-    """One replica, whichever process is it at the moment: a restart raises ``epoch``. Times: seconds since the
-    epoch, 0.0 where it has not come to that."""
+    """One replica, whichever process is it at the moment: each start is a new ``epoch``, higher than any before in
+    this fleet (0: not started yet). Times: seconds since 1970, 0.0 where it has not come to that."""
 
     id: str
     deployment: str
     revision: str
-    epoch: int
+    epoch: int = 0
     address: str = ""
     handle: str = ""
     state: ReplicaState = ReplicaState.STARTING
     reason: str = ""
     started_at: float = 0.0
     ready_at: float = 0.0
-    retry_at: float = 0.0  # not started again before
+    retry_at: float = 0.0  # it has ended, and is not started again before
     restarts: int = 0
-    never_ready: int = 0  # ends in a row that came before it was ready
     memory_mb: int = 0
     gone: bool = False  # it shall end, and not be replaced
 

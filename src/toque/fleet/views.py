@@ -125,7 +125,7 @@ def deployment_view(
     own = [replica for replica in replicas if replica.deployment == row.name]
     ready = sum(replica.state is ReplicaState.READY for replica in own)
     shares: Mapping[str, float] = table.shares if table is not None else {}
-    status, reason = _status(row, own, ready)
+    status, reason = _status(row, own, ready, table)
     current = row.revision(row.current)
     return DeploymentView(
         name=row.name,
@@ -145,7 +145,9 @@ def deployment_view(
     )
 
 
-def _status(row: DeploymentRow, own: list[ReplicaRow], ready: int) -> tuple[str, str]:
+def _status(
+    row: DeploymentRow, own: list[ReplicaRow], ready: int, table: RoutingTable | None
+) -> tuple[str, str]:
     if row.deleted:
         return "deleting", "its replicas finish what they have"
     if row.stopped:
@@ -154,12 +156,13 @@ def _status(row: DeploymentRow, own: list[ReplicaRow], ready: int) -> tuple[str,
         return "rolling out", row.rollout.reason
     if ready:
         return "ready", row.reason
-    if not row.target and not own:
-        return "asleep", row.reason
-    failed = next((replica.reason for replica in own if replica.state is ReplicaState.DEAD), "")
+    if table is not None and table.asleep:
+        return "asleep", table.reason
+    dead = table.entries if table is not None else ()
+    failed = next((entry.reason for entry in dead if entry.state is ReplicaState.DEAD), "")
     if failed:
         return "failed", failed
-    return ("starting" if row.target else "asleep"), next((r.reason for r in own if r.reason), row.reason)
+    return "starting", next((replica.reason for replica in own if replica.reason), row.reason)
 
 
 def _label(deployment: DeploymentRow | None, key: str) -> str:

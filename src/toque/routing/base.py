@@ -113,6 +113,7 @@ class RoutingTable:
     held: bool = False
     asleep: bool = False
     policy: str = "least_load"
+    reason: str = ""  # why it is asleep or has no entries, for people
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,221 @@
+"""One round's decision, from everything that was seen. It remembers, but does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from toque.fleet.autoscaler import ScalingMemory
+from toque.fleet.desire import Seen, rolled, scaled
+from toque.fleet.health import HangBounds, Health, Life
+from toque.fleet.lifecycle import ended, ending, exists, seen
+from toque.fleet.placement.base import Observed
+from toque.fleet.reconcile import REFUSED, Desired, Plan, Refusal, Room, plan
+from toque.fleet.restart import RestartPolicy
+from toque.fleet.rollout import Wanted
+from toque.fleet.routes import table_of
+from toque.fleet.service_rate import ServiceRate
+from toque.fleet.signals import Signals
+from toque.fleet.store import DeploymentRow, ReplicaRow, Reported
+from toque.routing.base import ReplicaState, RoutingTable
+
+Key = tuple[str, int]  # replica id and epoch
+HealthOf = Callable[[str, int], Health | None]
+_USED_WRITE_S = 60.0  # `used_at` is written this often at most
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """``survivors`` are the rows as they were found, whatever becomes of the decision; ``replicas`` those after it.
+    ``start``: whose process is to be started; ``kill``: processes that are to end at once."""
+
+    deployments: dict[str, DeploymentRow]
+    dropped: tuple[str, ...]
+    survivors: dict[str, ReplicaRow]
+    replicas: dict[str, ReplicaRow]
+    start: list[str]
+    kill: list[Key]
+    wanted: dict[str, Wanted]
+    refused: dict[str, Refusal]
+
+    def tables(self, replicas: Mapping[str, ReplicaRow]) -> dict[str, RoutingTable]:
+        own: dict[str, list[ReplicaRow]] = {}
+        for replica in replicas.values():
+            own.setdefault(replica.deployment, []).append(replica)
+        return {
+            name: table_of(row, self.wanted[name], own.get(name, []), self.refused.get(name))
+            for name, row in self.deployments.items()
+        }
+
+
+class Decider:
+    """Remembers what only time tells: lives of processes, restarts, loads, reports. A fresh one, after a restart of
+    the controller, judges nobody in a hurry."""
+
+    def __init__(self, bounds: HangBounds) -> None:
+        self._bounds = bounds
+        self._lives: dict[Key, Life] = {}
+        self._policies: dict[str, RestartPolicy] = {}
+        self._scaling: dict[str, ScalingMemory] = {}
+        self._rates: dict[str, ServiceRate] = {}
+        self._used: dict[str, float] = {}
+        self._signals = Signals()
+
+    def decide(
+        self,
+        deployments: Mapping[str, DeploymentRow],
+        replicas: Mapping[str, ReplicaRow],
+        observed: Mapping[Key, Observed],
+        health_of: HealthOf,
+        reported: Iterable[Reported],
+        *,
+        limit_mb: int,
+        now: float,
+        monotonic: float,
+    ) -> Decided:
+        """``now`` is the wall clock's, ``monotonic`` never goes back; both in seconds."""
+        self._signals.hear(reported, now)
+        health: dict[str, Health] = {}
+        survivors: dict[str, ReplicaRow] = {}
+        for row in replicas.values():
+            heard = health_of(row.id, row.epoch) if exists(row) else None
+            if heard is not None:
+                health[row.id] = heard
+            after = self._live(row, observed.get((row.id, row.epoch)), heard, now, monotonic)
+            if after is not None:
+                survivors[row.id] = after
+        kill = [key for key, each in observed.items() if _unwanted(survivors.get(key[0]), each)]
+        free = limit_mb - sum(row.memory_mb for row in survivors.values())
+        rows: dict[str, DeploymentRow] = {}
+        desired: dict[str, Desired] = {}
+        for name, deployment in deployments.items():
+            rows[name], desired[name] = self._desire(deployment, survivors, health, free, now, monotonic)
+        todo = plan(desired, list(survivors.values()), Room(limit_mb), now)
+        self._settle(rows, todo)
+        after_plan = _planned(survivors, rows, todo)
+        dropped = tuple(name for name, row in rows.items() if row.deleted and not _any_of(name, after_plan))
+        for name in dropped:
+            del rows[name]
+        self._forget(rows, after_plan)
+        start = [*todo.start, *(replica_id for replica_id in after_plan if replica_id not in survivors)]
+        wanted = {name: desired[name].wanted for name in rows}
+        return Decided(rows, dropped, survivors, after_plan, start, kill, wanted, todo.refused)
+
+    def _live(
+        self,
+        row: ReplicaRow,
+        observed: Observed | None,
+        health: Health | None,
+        now: float,
+        monotonic: float,
+    ) -> ReplicaRow | None:
+        """The row after a look at its process; None if both are gone."""
+        if not exists(row):
+            return None if row.gone else row
+        life = self._lives.setdefault((row.id, row.epoch), Life(self._bounds))
+        hang = life.judge(monotonic, health)
+        if row.gone:
+            return None if observed is None else seen(row, observed, health, now)
+        end = ending(row, observed, hang)
+        if end is None:
+            assert observed is not None
+            return seen(row, observed, health, now)
+        del self._lives[row.id, row.epoch]
+        policy = self._policies.setdefault(row.id, RestartPolicy())
+        return ended(row, end, policy, ready_s=life.ready_s(), now=now)
+
+    def _desire(
+        self,
+        row: DeploymentRow,
+        replicas: Mapping[str, ReplicaRow],
+        health: Mapping[str, Health],
+        free_mb: int,
+        now: float,
+        monotonic: float,
+    ) -> tuple[DeploymentRow, Desired]:
+        own = [replica for replica in replicas.values() if replica.deployment == row.name]
+        heard = {replica.id: health[replica.id] for replica in own if replica.id in health}
+        rate = self._rates.setdefault(row.name, ServiceRate())
+        rate.observe({(r.id, r.epoch): heard[r.id].stats for r in own if r.id in heard})
+        demand = self._signals.demand(row.name, now)
+        what = Seen(
+            own,
+            heard,
+            demand,
+            {revision.key: self._signals.outcomes(row.name, revision.key) for revision in row.revisions},
+            rate.per_second,
+            free_mb,
+        )
+        used = max(self._used.get(row.name, 0.0), row.used_at)
+        if what.at_work:
+            used = now
+        elif demand.idle_s is not None:
+            used = max(used, now - demand.idle_s)
+        self._used[row.name] = used
+        if used - row.used_at > _USED_WRITE_S:
+            row = replace(row, used_at=used)
+        memory = self._scaling.get(row.name, ScalingMemory())
+        row, self._scaling[row.name] = scaled(row, what, memory, monotonic=monotonic, now=now)
+        row, wanted = rolled(row, what, now)
+        if row.observed_generation != row.generation:
+            row = replace(row, observed_generation=row.generation)
+        serving = any(replica.state is ReplicaState.READY and not replica.gone for replica in own)
+        waiting_s = demand.waiting_s if demand.waiting and not serving else None
+        return row, Desired(row, wanted, waiting_s, not what.at_work, used)
+
+    def _settle(self, rows: dict[str, DeploymentRow], todo: Plan) -> None:
+        """What the plan means for the deployments themselves."""
+        for name, reason in todo.evicted.items():
+            rows[name] = replace(rows[name], target=0, reason=reason)
+            self._scaling.pop(name, None)
+        for name, row in rows.items():
+            refusal = todo.refused.get(name)
+            if refusal is not None and row.reason != refusal.reason:
+                rows[name] = replace(row, reason=refusal.reason)
+            elif refusal is None and row.reason.startswith(REFUSED):
+                rows[name] = replace(row, reason="")  # the next round says why there are so many
+
+    def _forget(self, rows: Mapping[str, DeploymentRow], replicas: Mapping[str, ReplicaRow]) -> None:
+        known = {(row.id, row.epoch) for row in replicas.values()}
+        self._lives = {key: life for key, life in self._lives.items() if key in known}
+        self._policies = {key: policy for key, policy in self._policies.items() if key in replicas}
+        for memory in (self._scaling, self._rates, self._used):
+            for name in [name for name in memory if name not in rows]:
+                del memory[name]
+        self._signals.forget({name: [r.key for r in row.revisions] for name, row in rows.items()})
+
+
+def _unwanted(row: ReplicaRow | None, observed: Observed) -> bool:
+    """Whether a process is nobody's, or has ended and is to be listed no more."""
+    if row is None or row.epoch != observed.epoch or not exists(row):
+        return True
+    return row.gone and observed.exit_status is not None
+
+
+def _planned(
+    survivors: Mapping[str, ReplicaRow], rows: Mapping[str, DeploymentRow], todo: Plan
+) -> dict[str, ReplicaRow]:
+    after = dict(survivors)
+    for replica_id in todo.stop:
+        row = after[replica_id]
+        if exists(row):
+            after[replica_id] = replace(
+                row, gone=True, state=ReplicaState.DRAINING, reason="not wanted any more"
+            )
+        else:
+            del after[replica_id]
+    for name, key in todo.add:
+        replica_id = _fresh_id(name, {*after, *survivors})
+        memory = rows[name].revision(key).memory_mb
+        after[replica_id] = ReplicaRow(replica_id, name, key, memory_mb=memory)
+    return after
+
+
+def _fresh_id(name: str, taken: set[str]) -> str:
+    return next(candidate for n in range(len(taken) + 1) if (candidate := f"{name}-{n}") not in taken)
+
+
+def _any_of(name: str, replicas: Mapping[str, ReplicaRow]) -> bool:
+    return any(row.deployment == name for row in replicas.values())

@@ -1,0 +1,75 @@
+"""What a change of a deployment does to its row. Pure, but for the size of a model's files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from toque.errors import ConflictError
+from toque.fleet import rollout as rollouts
+from toque.fleet.memory import estimate_mb
+from toque.fleet.parse import parse_spec
+from toque.fleet.spec import DeploymentSpec, RolloutPolicy
+from toque.fleet.store import DeploymentRow, Revision
+
+
+def revision_of(pinned: Revision, spec: DeploymentSpec) -> Revision:
+    """The pinned version with the specification's engine options and memory. Other options are another key."""
+    key = pinned.digest or pinned.path
+    if spec.engine:
+        key += "#" + hashlib.sha256(repr(sorted(spec.engine.items())).encode()).hexdigest()[:8]
+    memory = spec.resources.memory_mb or estimate_mb(Path(pinned.path), spec.engine)
+    return replace(pinned, key=key, engine=spec.engine, memory_mb=memory)
+
+
+def first_row(spec: DeploymentSpec, pinned: Revision, now: float) -> DeploymentRow:
+    """A deployment that has just been made. RequestError for what cannot be."""
+    check(spec)
+    revision = revision_of(pinned, spec)
+    return DeploymentRow(spec.name, spec, (revision,), revision.key, used_at=now)
+
+
+def check(spec: DeploymentSpec) -> None:
+    """RequestError names the field and the value."""
+    parse_spec(msgspec.to_builtins(spec))
+
+
+def unchanged(row: DeploymentRow, revision: Revision) -> bool:
+    """What is deployed anew is what runs, or what is being rolled out."""
+    if row.rollout is not None and row.rollout.running:
+        return revision.key == row.rollout.new
+    return revision.key == row.current
+
+
+def rolling(row: DeploymentRow) -> bool:
+    return row.rollout is not None and row.rollout.running
+
+
+def check_quiet(row: DeploymentRow) -> None:
+    if row.rollout is not None and row.rollout.running:
+        raise ConflictError(
+            f"deployment {row.name} is rolling out ({row.rollout.phase}): promote or undo that first"
+        )
+
+
+def roll(row: DeploymentRow, new: Revision, policy: RolloutPolicy, now: float) -> DeploymentRow:
+    check_quiet(row)
+    if new.key == row.current:
+        raise ConflictError(f"deployment {row.name} runs {new.label or new.key} already")
+    if row.stopped:
+        return switch(row, new)
+    kept = tuple(revision for revision in row.revisions if revision.key == row.current)
+    number = 1 if row.rollout is None else row.rollout.number + 1
+    rollout = rollouts.begin(number, row.current, new.key, policy, now)
+    return replace(row, revisions=(*kept, new), previous="", rollout=rollout)
+
+
+def switch(row: DeploymentRow, new: Revision) -> DeploymentRow:
+    """Without any replicas there is nothing to roll out."""
+    if new.key == row.current:
+        return row
+    kept = tuple(revision for revision in row.revisions if revision.key == row.current)
+    return replace(row, revisions=(*kept, new), previous=row.current, current=new.key)

@@ -1,0 +1,566 @@
+"""The controller in virtual time, on a placement that only pretends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from toque.errors import ConflictError
+from toque.fleet.admin import FleetAdmin
+from toque.fleet.controller import Controller
+from toque.fleet.launch import Launch
+from toque.fleet.link import DirectLink
+from toque.fleet.placement.base import ReplicaSpec
+from toque.fleet.placement.fake import Behaviour, FakePlacement
+from toque.fleet.revisions import first_row
+from toque.fleet.spec import DeploymentSpec, Resources, RolloutPolicy, ScalingPolicy
+from toque.fleet.store import DeploymentRow, MemoryFleetStore, Revision
+from toque.routing.base import DeploymentSignals, ReplicaState, RoutingTable, VersionOutcomes
+from toque.types import EngineStats
+
+ONE = ScalingPolicy()
+SURGE = RolloutPolicy(strategy="surge")
+TO_ZERO = ScalingPolicy(min_replicas=0, downscale_to_zero_delay_s=10.0)
+
+
+def deployment(
+    name: str = "m",
+    model: str = "/models/v1",
+    *,
+    scaling: ScalingPolicy = ONE,
+    rollout: RolloutPolicy = SURGE,
+    memory_mb: int = 100,
+    evictable: bool = True,
+) -> DeploymentSpec:
+    return DeploymentSpec(
+        name,
+        model,
+        scaling=scaling,
+        rollout=rollout,
+        resources=Resources(memory_mb=memory_mb),
+        evictable=evictable,
+        grace_s=5.0,
+    )
+
+
+async def resolve(reference: str) -> Revision:
+    return Revision(reference, reference, reference, label=Path(reference).name)
+
+
+class World:
+    """A fleet without processes, seconds that pass when told to, and a gateway that says what it is told."""
+
+    def __init__(
+        self,
+        behaviour: Callable[[ReplicaSpec], Behaviour] = lambda spec: Behaviour(load_s=1.0),
+        *,
+        memory_mb: int = 1000,
+    ) -> None:
+        self.placement = FakePlacement(behaviour)
+        self.store = MemoryFleetStore()
+        self.tables: Mapping[str, RoutingTable] = {}
+        self.history: list[Mapping[str, RoutingTable]] = []
+        self.signals: dict[str, DeploymentSignals] = {}
+        self.controller = self.another("one", memory_mb)
+        self.link = DirectLink(self.store, self.controller.stir, self.placement.clock)
+        self.admin = FleetAdmin(self.store, resolve, self.controller.stir, clock=self.placement.clock)
+
+    def another(self, holder: str, memory_mb: int = 1000) -> Controller:
+        return Controller(
+            self.store,
+            self.placement,
+            self.placement,
+            Launch(Path("/run"), command=lambda revision: ["replica", "--model", revision.path]),
+            holder=holder,
+            memory_mb=memory_mb,
+            on_tables=self._on_tables,
+            clock=self.placement.clock,
+            monotonic=self.placement.clock,
+        )
+
+    async def deploy(self, *specs: DeploymentSpec) -> None:
+        for spec in specs:
+            assert await self.store.put(first_row(spec, await resolve(spec.model), self.placement.now))
+
+    async def run(self, seconds: float, step: float = 0.25) -> None:
+        for _ in range(round(seconds / step)):
+            await self.look()
+            await self.placement.pass_time(step)
+        await self.look()
+
+    async def look(self) -> None:
+        self._report()
+        for _ in range(20):
+            rounds = [await self.controller.round() for _ in range(2)]
+            if all(rounds):
+                break
+        await self.placement.pass_time(0.0)
+
+    def say(self, name: str, **signals: object) -> None:
+        self.signals[name] = DeploymentSignals(name, **signals)  # type: ignore[arg-type]
+
+    def table(self, name: str = "m") -> RoutingTable:
+        return self.tables[name]
+
+    def states(self, name: str = "m") -> list[str]:
+        return sorted(entry.state.value for entry in self.table(name).entries)
+
+    def serving(self, name: str = "m") -> list[str]:
+        """The models of the replicas that are ready and take requests."""
+        return sorted(
+            entry.version for entry in self.table(name).entries if entry.state is ReplicaState.READY
+        )
+
+    def resident(self) -> list[str]:
+        return sorted(replica_id.rsplit("-", 1)[0] for replica_id in self.placement.processes)
+
+    def _report(self) -> None:
+        self.link.report("gateway", list(self.signals.values()))
+
+    def _on_tables(self, tables: Mapping[str, RoutingTable]) -> None:
+        self.tables = tables
+        self.history.append(tables)
+
+
+async def test_a_deployment_gets_its_replicas_and_their_table() -> None:
+    world = World()
+    await world.deploy(deployment(scaling=ScalingPolicy(min_replicas=2, max_replicas=2)))
+    await world.run(0.5)
+    assert world.states() == ["starting", "starting"]
+    await world.run(1.5)
+    assert world.states() == ["ready", "ready"]
+    assert world.table().shares == {"/models/v1": 1.0}
+    assert world.table().versions["/models/v1"].label == "v1"
+    assert not world.table().asleep
+    before = world.controller.rounds, len(world.history)
+    await world.run(5)
+    assert len(world.history) == before[1]  # nothing changes, nothing is written
+
+
+async def test_a_dead_replica_is_replaced_at_once_under_a_higher_epoch() -> None:
+    world = World()
+    await world.deploy(deployment())
+    await world.run(2)
+    (before,) = world.table().entries
+    world.placement.kill("m-0")
+    await world.look()
+    (after,) = world.table().entries
+    assert (after.replica_id, after.state) == ("m-0", ReplicaState.STARTING)
+    assert after.epoch > before.epoch
+    assert after.address != before.address
+    assert after.reason == "restarted after: ended with -9"
+    await world.run(2)
+    assert world.states() == ["ready"]
+
+
+async def test_a_silent_replica_is_killed_and_replaced_within_six_seconds() -> None:
+    world = World()
+    await world.deploy(deployment())
+    await world.run(2)
+    world.placement.silence("m-0")
+    await world.run(6)
+    assert len(world.placement.started) == 2
+    assert "hung: nothing heard" in world.table().entries[0].reason
+    await world.run(2)
+    assert world.states() == ["ready"]
+
+
+async def test_a_model_that_cannot_load_is_shown_and_tried_less_and_less() -> None:
+    world = World(lambda spec: Behaviour(load_s=0.1, refuse="tensor 7 is cut off"))
+    await world.deploy(deployment())
+    await world.run(60)
+    (entry,) = world.table().entries
+    assert (entry.state, entry.reason) == (ReplicaState.DEAD, "tensor 7 is cut off")
+    assert 6 <= len(world.placement.started) <= 9
+    assert (await world.admin.deployment("m")).status == "failed"
+    world.placement.behaviour = lambda spec: Behaviour()
+    await world.run(31)
+    assert world.states() == ["ready"]
+
+
+async def test_fewer_replicas_drain_within_the_grace() -> None:
+    world = World(lambda spec: Behaviour(drain_s=3.0))
+    await world.deploy(deployment(scaling=ScalingPolicy(min_replicas=3, max_replicas=3)))
+    await world.run(1)
+    await world.admin.scale("m", 1, 1)
+    await world.look()
+    assert world.states() == ["draining", "draining", "ready"]
+    await world.run(4)
+    assert world.states() == ["ready"]
+    assert len(world.placement.stopped) == 2
+
+
+async def test_stopped_and_deleted_deployments_have_no_replicas() -> None:
+    world = World(lambda spec: Behaviour(drain_s=2.0))
+    await world.deploy(deployment("a"), deployment("b"))
+    await world.run(1)
+    await world.admin.stop("a")
+    await world.admin.delete("b")
+    await world.look()
+    assert world.tables["a"].shares == {}
+    await world.run(3)
+    assert world.resident() == []
+    assert set(world.tables) == {"a"}
+    assert world.table("a").entries[0].state is ReplicaState.DEAD
+    assert world.table("a").entries[0].reason == "stopped by request"
+    world.say("a", waiting=1)
+    await world.run(1)
+    assert world.resident() == []
+    await world.admin.start("a")
+    await world.run(1)
+    assert world.states("a") == ["ready"]
+    assert [view.name for view in await world.admin.deployments()] == ["a"]
+
+
+# To zero and back
+
+
+async def test_an_idle_deployment_goes_to_sleep_and_twenty_requests_start_one() -> None:
+    world = World()
+    await world.deploy(deployment(scaling=TO_ZERO))
+    await world.run(2)
+    assert world.resident() == []  # at least 0: nothing is started that nobody asked for
+    assert world.table().asleep
+    world.say("m", waiting=20, waiting_s=0.01)
+    await world.look()
+    assert len(world.placement.started) == 1
+    assert not world.table().asleep
+    await world.run(2)
+    world.say("m", running=20)
+    await world.run(30)
+    assert len(world.placement.started) == 1
+    world.say("m", idle_s=0.0)
+    await world.run(9)
+    assert world.states() == ["ready"]
+    world.say("m", idle_s=11.0)
+    await world.run(3)
+    assert world.resident() == []
+    assert world.table().asleep
+
+
+async def test_nothing_is_put_to_sleep_while_a_replica_works() -> None:
+    """Also where the gateway that has the request is not heard."""
+    world = World()
+    await world.deploy(deployment(scaling=TO_ZERO))
+    world.say("m", waiting=1)
+    await world.run(2)
+    world.signals.clear()
+    world.placement.processes["m-0"].stats = EngineStats(running=1)
+    await world.run(30)
+    assert world.states() == ["ready"]
+    world.placement.processes["m-0"].stats = EngineStats()
+    await world.run(12)
+    assert world.resident() == []
+
+
+async def test_a_request_in_the_instant_of_falling_asleep_is_answered() -> None:
+    world = World(lambda spec: Behaviour(load_s=1.0, drain_s=2.0))
+    await world.deploy(deployment(scaling=TO_ZERO))
+    world.say("m", waiting=1)
+    await world.run(2)
+    world.say("m", idle_s=60.0)
+    while world.states() == ["ready"]:
+        await world.run(0.25)
+    assert world.states() == ["draining"]
+    world.say("m", waiting=1)  # it came in that moment, and the draining replica refused it
+    await world.run(1.5)
+    assert world.states() == ["draining", "ready"]
+    assert len(world.placement.started) == 2
+
+
+# Memory
+
+
+async def test_twenty_models_with_room_for_three() -> None:
+    world = World(memory_mb=300)
+    names = [f"m{n:02}" for n in range(20)]
+    await world.deploy(*(deployment(name) for name in names))
+    await world.run(2)
+    assert world.resident() == ["m00", "m01", "m02"]
+    assert world.table("m07").asleep
+    assert world.table("m07").reason == "no room: a replica of m07 takes 100 MB, 0 of 300 MB are free"
+    for name in [*names[::-1], *names]:
+        world.signals.clear()
+        world.say(name, waiting=1)
+        await world.run(1.5)
+        world.say(name, running=1)
+        await world.run(1)
+        world.say(name, idle_s=0.0)
+        await world.run(0.5)
+        assert world.states(name) == ["ready"]
+        assert len(world.resident()) == 3
+    assert world.resident() == ["m17", "m18", "m19"]  # the least recently used ones had to go
+    assert world.placement.most == 3
+    assert (await world.admin.deployment("m00")).status == "asleep"
+
+
+async def test_who_works_or_may_not_sleep_is_left_alone() -> None:
+    world = World(memory_mb=300)
+    await world.deploy(
+        deployment("works"), deployment("stays", evictable=False), deployment("waits", memory_mb=200)
+    )
+    await world.run(2)
+    world.say("works", running=1)
+    world.say("waits", waiting=1)
+    await world.run(5)
+    assert world.resident() == ["stays", "works"]
+    assert world.table("waits").reason == "no room: a replica of waits takes 200 MB, 100 of 300 MB are free"
+    world.say("works", idle_s=1.0)
+    await world.run(2)
+    assert world.resident() == ["stays", "waits"]
+    assert (await world.admin.deployment("works")).reason.startswith("no room: ")
+
+
+async def test_what_never_fits_is_refused_with_the_numbers() -> None:
+    world = World(memory_mb=300)
+    await world.deploy(deployment(memory_mb=301))
+    world.say("m", waiting=1)
+    await world.run(1)
+    (entry,) = world.table().entries
+    assert entry.state is ReplicaState.DEAD
+    assert entry.reason == "no room: a replica of m takes 301 MB, more than the 300 MB for all replicas"
+    assert not world.table().asleep
+
+
+# Rollouts
+
+
+def counted(requests: int, errors: int = 0) -> VersionOutcomes:
+    return VersionOutcomes(requests, errors, requests - errors)
+
+
+async def test_surge_shifts_without_ever_having_fewer() -> None:
+    world = World(lambda spec: Behaviour(load_s=1.0, drain_s=2.0))
+    await world.deploy(deployment(scaling=ScalingPolicy(min_replicas=3, max_replicas=3)))
+    await world.run(2)
+    world.history.clear()
+    view = await world.admin.start_rollout("m", "/models/v2")
+    assert (view.old, view.new, view.running) == ("v1", "v2", True)
+    with pytest.raises(ConflictError, match="is rolling out"):
+        await world.admin.start_rollout("m", "/models/v3")
+    await world.run(30)
+    assert world.serving() == ["/models/v2"] * 3
+    assert world.table().shares == {"/models/v2": 1.0}
+    assert world.placement.most == 4
+    for tables in world.history:
+        assert sum(e.state is ReplicaState.READY for e in tables["m"].entries) >= 3
+    row = await world.admin.deployment("m")
+    assert (row.version, row.status, row.generation) == ("v2", "ready", row.observed_generation)
+    back = await world.admin.undo("m")
+    assert (back.old, back.new) == ("v2", "v1")
+    await world.run(30)
+    assert world.serving() == ["/models/v1"] * 3
+
+
+async def test_a_version_that_does_not_start_is_rolled_back() -> None:
+    world = World(lambda spec: Behaviour(refuse="bad file" if "/models/v2" in spec.argv else ""))
+    await world.deploy(deployment())
+    await world.run(1)
+    await world.admin.start_rollout("m", "/models/v2")
+    await world.run(3)
+    view = await world.admin.rollout("m")
+    assert (view.phase, view.reason) == ("returned", "the new version does not start: bad file")
+    assert world.serving() == ["/models/v1"]
+    assert world.resident() == ["m"]
+    assert (await world.admin.deployment("m")).spec.model == "/models/v1"
+
+
+async def test_a_version_that_is_not_ready_in_time_is_rolled_back() -> None:
+    world = World(lambda spec: Behaviour(load_s=1000 if "/models/v2" in spec.argv else 0))
+    await world.deploy(deployment(rollout=RolloutPolicy(strategy="surge", ready_timeout_s=20)))
+    await world.run(1)
+    await world.admin.start_rollout("m", "/models/v2")
+    await world.run(22)
+    assert (await world.admin.rollout("m")).reason == "the new version was not ready after 20 s"
+    assert world.serving() == ["/models/v1"]
+
+
+CANARY = RolloutPolicy(strategy="canary", steps=(0.1, 0.5), step_s=5.0, min_requests=20)
+
+
+async def test_a_good_canary_goes_up_its_steps() -> None:
+    world = World()
+    await world.deploy(deployment(rollout=CANARY))
+    await world.run(2)
+    await world.admin.start_rollout("m", "/models/v2")
+    seen = []
+    for second in range(40):
+        world.say(
+            "m",
+            running=1,
+            outcomes={
+                "/models/v1": counted(100 * second, second),
+                "/models/v2": counted(max(0, second - 3) * 10),
+            },
+        )
+        await world.run(1)
+        share = world.table().shares.get("/models/v2", 0.0)
+        assert sum(world.table().shares.values()) == pytest.approx(1.0)
+        if share not in seen:
+            seen.append(share)
+    assert seen == [0.1, 0.5, 1.0]
+    assert world.serving() == ["/models/v2"]
+
+
+async def test_a_canary_that_fails_requests_goes_back() -> None:
+    world = World()
+    await world.deploy(deployment(rollout=CANARY))
+    await world.run(2)
+    await world.admin.start_rollout("m", "/models/v2")
+    await world.run(2)
+    world.say("m", outcomes={"/models/v1": counted(200), "/models/v2": counted(7, 5)})
+    await world.run(1)
+    assert world.table().shares == {"/models/v1": 1.0}
+    await world.run(3)
+    view = await world.admin.rollout("m")
+    assert (view.phase, view.replicas) == ("returned", {"v1": 1, "v2": 0})
+    assert view.reason.startswith("5 of 7 requests failed on the new version, 0.0% on the old one")
+    assert world.serving() == ["/models/v1"]
+
+
+async def test_pause_and_promote() -> None:
+    world = World()
+    await world.deploy(deployment(rollout=CANARY))
+    await world.run(2)
+    await world.admin.start_rollout("m", "/models/v2")
+    await world.run(2)
+    await world.admin.pause("m")
+    world.say("m", outcomes={"/models/v1": counted(200), "/models/v2": counted(70)})
+    await world.run(60)
+    assert world.table().shares == pytest.approx({"/models/v2": 0.1, "/models/v1": 0.9})
+    await world.admin.promote("m")
+    await world.run(3)
+    assert world.table().shares == {"/models/v2": 1.0}
+    with pytest.raises(ConflictError, match="is over"):
+        await world.admin.pause("m")
+
+
+async def test_swap_in_place_never_has_two_and_holds_arrivals_meanwhile() -> None:
+    world = World(lambda spec: Behaviour(load_s=1.0, drain_s=2.0), memory_mb=150)
+    await world.deploy(deployment(rollout=RolloutPolicy()))  # auto: there is no room for two
+    await world.run(2)
+    world.history.clear()
+    world.say("m", waiting=3)
+    await world.admin.start_rollout("m", "/models/v2")
+    await world.run(6)
+    assert world.placement.most == 1
+    assert world.serving() == ["/models/v2"]
+    held = [tables["m"].held for tables in world.history]
+    assert any(held)
+    assert not held[-1]
+    assert not any(tables["m"].asleep for tables in world.history)
+    assert (await world.admin.rollout("m")).strategy == "swap"
+
+
+async def test_a_swap_to_what_does_not_start_restores_the_old_version() -> None:
+    world = World(lambda spec: Behaviour(load_s=0.5, refuse="bad file" if "/models/v2" in spec.argv else ""))
+    await world.deploy(deployment(rollout=RolloutPolicy(strategy="swap")))
+    await world.run(2)
+    await world.admin.start_rollout("m", "/models/v2")
+    await world.run(5)
+    view = await world.admin.rollout("m")
+    assert (view.phase, view.reason) == ("returned", "the new version does not start: bad file")
+    assert world.serving() == ["/models/v1"]
+    assert not world.table().held
+
+
+async def test_a_rolling_restart_changes_engine_options_of_every_replica() -> None:
+    world = World()
+    await world.deploy(deployment(scaling=ScalingPolicy(min_replicas=2, max_replicas=2)))
+    await world.run(2)
+    await world.admin.restart("m", {"max_sequences": 4})
+    await world.run(10)
+    first = world.serving()
+    assert len(first) == 2
+    assert world.table().versions[first[0]].engine == {"max_sequences": 4}
+    assert (await world.admin.deployment("m")).spec.engine == {"max_sequences": 4}
+    await world.admin.restart("m")  # with the same options: a restart all the same
+    await world.run(10)
+    assert len(world.placement.started) == 6
+    await world.admin.restart("m", {"max_sequences": None})
+    await world.run(10)
+    assert (await world.admin.deployment("m")).spec.engine == {}
+
+
+async def test_a_sleeping_deployment_proves_its_new_version_and_sleeps_again() -> None:
+    world = World()
+    await world.deploy(deployment(scaling=TO_ZERO))
+    await world.run(1)
+    await world.admin.start_rollout("m", "/models/v2")
+    await world.run(3)
+    assert (await world.admin.deployment("m")).version == "v2"
+    await world.run(15)
+    assert world.resident() == []
+    assert len(world.placement.started) == 1
+
+
+# Who leads
+
+
+async def test_a_standby_takes_over_in_the_middle_of_a_rollout_and_adopts_what_runs() -> None:
+    world = World()
+    await world.deploy(deployment(scaling=ScalingPolicy(min_replicas=2, max_replicas=2)))
+    await world.run(2)
+    await world.admin.start_rollout("m", "/models/v2")
+    await world.run(1)
+    standby = world.another("two")
+    assert await standby.round()
+    assert not leads(standby)
+    started = list(world.placement.started)
+    died_at, world.controller = world.placement.now, standby  # the first one is killed: it does nothing more
+    while not leads(standby):
+        await world.run(0.25)
+    assert world.placement.now - died_at <= 10
+    assert world.placement.started[: len(started)] == started
+    await world.run(15)
+    assert world.serving() == ["/models/v2"] * 2
+    assert max(epoch for _, epoch in world.placement.started) > 1_000_000
+    assert (
+        len(world.placement.started) == 4
+    )  # two of the old one, two of the new one: nothing was started twice
+
+
+async def test_a_controller_without_the_lease_does_nothing() -> None:
+    world = World()
+    await world.deploy(deployment())
+    await world.run(2)
+    stale, world.controller = world.controller, world.another("two")
+    await world.placement.pass_time(9)
+    await world.look()
+    world.placement.kill("m-0")
+    assert await stale.round()
+    assert len(world.placement.started) == 1
+    await world.look()
+    assert len(world.placement.started) == 2
+
+
+async def test_a_process_that_is_nobodys_is_ended() -> None:
+    world = World()
+    await world.placement.ensure(ReplicaSpec("ghost-0", 7, ["x"], "/x"))
+    await world.deploy(deployment())
+    await world.run(2)
+    assert world.resident() == ["m"]
+
+
+async def test_a_change_in_between_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    await world.deploy(deployment())
+    read = world.store.deployments
+
+    async def meanwhile() -> dict[str, DeploymentRow]:
+        rows = await read()
+        await world.store.put(replace(rows["m"], stopped=True, generation=2))
+        return rows
+
+    monkeypatch.setattr(world.store, "deployments", meanwhile)
+    assert not await world.controller.round()
+    monkeypatch.undo()
+    await world.run(1)
+    assert world.placement.started == []
+
+
+def leads(controller: Controller) -> bool:
+    return controller.leading
