@@ -42,6 +42,8 @@ class ServerSettings(Struct, frozen=True):
     header_timeout_s: Seconds = 10.0
     body_timeout_s: Seconds = 30.0
     log_level: str = "info"
+    log_format: str = "text"  # or json: an object a line
+    log_prompts: bool = False  # bodies of requests too, as they came: people's texts, in the json format only
 
 
 class LimitSettings(Struct, frozen=True):
@@ -111,6 +113,7 @@ _SECTIONS: dict[str, type[Any]] = {
 _ENV_ALIASES = {"TOQUE_API_KEY": "auth.api_keys", "TOQUE_API_KEYS": "auth.api_keys"}
 _SECRET = {"auth.api_keys", "ledger.url"}
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_FORMATS = ("text", "json")
 
 
 def load_settings(
@@ -165,6 +168,11 @@ def _build(given: Mapping[str, tuple[object, str]], deployments: tuple[Deploymen
         raise ConfigError(
             f"server.log_level must be one of {', '.join(_LOG_LEVELS)}, got {_brief(settings.server.log_level)}",
             param="server.log_level",
+        )
+    if settings.server.log_format not in _LOG_FORMATS:
+        raise ConfigError(
+            f"server.log_format must be one of {', '.join(_LOG_FORMATS)}, got {_brief(settings.server.log_format)}",
+            param="server.log_format",
         )
     return settings
 

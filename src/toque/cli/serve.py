@@ -34,10 +34,13 @@ import click
 @click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share KV blocks of equal beginnings.")
 @click.option("--quantize", default=None, help="int8, int4 or fp8: quantize a float model as it is loaded.")
 @click.option(
-    "--tool-parser", default=None, help="hermes, llama3, pythonic, mistral or gemma; else by template."
+    "--tool-parser",
+    default=None,
+    help="hermes, llama3, pythonic, mistral, gemma or qwen3-coder; else by template.",
 )
 @click.option("--tenant-weights", default=None, help="Shares when tenants compete, such as a=2,b=0.5.")
 @click.option("--log-level", default=None, help="debug, info, warning or error.")
+@click.option("--log-format", default=None, help="text, or json: an object a line.  [default: text]")
 def command(
     models: tuple[str, ...],
     config_file: Path | None,
@@ -61,6 +64,7 @@ def command(
     tool_parser: str | None,
     tenant_weights: str | None,
     log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Serve MODELS (catalog names, GGUF files, folders, or sources such as hf:org/repo) over the OpenAI API.
 
@@ -79,6 +83,7 @@ def command(
             "server.cors_origins": cors_origins or None,
             "server.grace_s": grace,
             "server.log_level": log_level,
+            "server.log_format": log_format,
             "auth.api_keys": api_keys or None,
             "limits.max_queued_requests": max_queued_requests,
             "engine.backend": backend,

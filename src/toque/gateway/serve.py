@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
@@ -22,6 +21,7 @@ from msgspec.structs import replace
 from toque.config import Settings, engine_flags
 from toque.errors import ConfigError, ModelError
 from toque.gateway.listen import bind
+from toque.monitor.log_format import configure_logs
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -49,13 +49,7 @@ def serve(
 
     ``progress`` opens what is told of downloads while models are found; without it, the log is.
     """
-    logging.basicConfig(
-        level=settings.server.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    for library in ("uvicorn", "alembic", "httpx"):  # their routine steps are not this server's news
-        logging.getLogger(library).setLevel(logging.WARNING)
+    configure_logs(settings.server.log_level, settings.server.log_format)
     started = time.perf_counter()
     settings = with_keys_file(settings)
     with nullcontext() if progress is None else progress() as report:

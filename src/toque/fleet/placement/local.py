@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -23,7 +24,13 @@ Log = Callable[[str, str], None]  # replica id and a line
 
 
 def log_to_stderr(replica_id: str, line: str) -> None:
-    print(f"[{replica_id}] {line}", file=sys.stderr, flush=True)
+    """As this process logs, or as it is where it has no log."""
+    logger = logging.getLogger("toque.replica")
+    if logger.hasHandlers():
+        level = logging.ERROR if line.startswith("error:") else logging.INFO
+        logger.log(level, "[%s] %s", replica_id, line, extra={"fields": {"replica": replica_id}})
+    else:
+        print(f"[{replica_id}] {line}", file=sys.stderr, flush=True)
 
 
 def log_to_folder(folder: Path) -> Log:

@@ -17,6 +17,7 @@ from toque.gateway.quota import Allowance, Charge, Quota
 
 if TYPE_CHECKING:
     from toque.gateway.http.idempotent import Recording
+    from toque.monitor.trace_context import TraceContext
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -56,6 +57,7 @@ class Exchange:
         self.model = ""
         self.status = 0
         self.started = False
+        self.trace: TraceContext | None = None
         self.body: bytes | None = None
         self.recording: Recording | None = None
         self.added: Headers = [(b"x-request-id", self.request_id.encode())]

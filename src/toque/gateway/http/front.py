@@ -13,6 +13,8 @@ from toque.gateway.gateway import Gateway
 from toque.gateway.http.body import ClientLeft
 from toque.gateway.http.exchange import Exchange, Headers, Receive, Send
 from toque.gateway.listen import LOOPBACK
+from toque.monitor.log_format import answering, fields
+from toque.monitor.trace_context import trace_of
 
 log = logging.getLogger("toque.gateway")
 
@@ -49,6 +51,8 @@ class Front:
             return
         exchange = Exchange(scope, receive, send)
         scope["toque.exchange"] = exchange
+        self._trace(exchange)
+        about = answering.set((exchange.request_id, exchange.trace.trace_id if exchange.trace else ""))
         if self._gateway.draining:
             exchange.added.append((b"connection", b"close"))
         try:
@@ -57,6 +61,7 @@ class Front:
             self._gateway.metrics.answered(exchange.endpoint, exchange.status)
             if log.isEnabledFor(logging.INFO):
                 _log(exchange)
+            answering.reset(about)
 
     async def _answer(self, exchange: Exchange) -> None:
         try:
@@ -84,6 +89,16 @@ class Front:
         except Exception:
             log.exception("request %s failed unexpectedly", exchange.request_id)
             await exchange.fail(EngineError(f"internal error; the log has it under {exchange.request_id}"))
+
+    def _trace(self, exchange: Exchange) -> None:
+        """Join the caller's trace, or begin one where spans are recorded."""
+        given = exchange.header(b"traceparent")
+        settings = self._gateway.settings.tracing
+        if given is None and not settings.endpoint:
+            return
+        exchange.trace = trace = trace_of(given, exchange.header(b"tracestate"), settings.sample_ratio)
+        if settings.endpoint:
+            exchange.added.append((b"traceparent", trace.traceparent.encode()))
 
     def _check_host(self, exchange: Exchange) -> None:
         """Where nothing but being on this machine lets a caller in, its browser must know that it talks to it.
@@ -137,12 +152,21 @@ class Front:
 
 
 def _log(exchange: Exchange) -> None:
+    method, seconds = exchange.scope["method"], time.perf_counter() - exchange.arrived
     log.info(
         "%s %s %d %.1fms id=%s model=%s",
-        exchange.scope["method"],
+        method,
         exchange.endpoint,
         exchange.status,
-        (time.perf_counter() - exchange.arrived) * 1e3,
+        seconds * 1e3,
         exchange.request_id,
         exchange.model or "-",
+        extra=fields(
+            method=method,
+            endpoint=exchange.endpoint,
+            status=exchange.status,
+            seconds=round(seconds, 6),
+            model=exchange.model,
+            tenant=exchange.caller.tenant,
+        ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 
@@ -15,6 +16,9 @@ from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.openai_types import ChatCompletionBody, CompletionBody
 from toque.gateway.http.respond import respond
 from toque.gateway.http.translate import MAX_TIMEOUT_S, brief, chat_request, completion_request
+from toque.monitor.log_format import fields
+
+log = logging.getLogger("toque.gateway")
 
 TOO_MANY_ITEMS = "too_many_items"
 
@@ -68,6 +72,8 @@ async def receive_json(exchange: Exchange, gateway: Gateway) -> bytes:
     body = await read_body(
         exchange.scope, exchange.receive, settings.limits.max_body_bytes, settings.server.body_timeout_s
     )
+    if settings.server.log_prompts:
+        log.info("body of %s", exchange.request_id, extra=fields(body=body.decode("utf-8", "replace")))
     most = settings.limits.max_body_items
     # An entry of an object costs several times an entry of a list.
     if len(body) > most and (items := body.count(b",") + 3 * body.count(b":")) > most:

@@ -94,6 +94,9 @@ def _trail(
         exchange.endpoint,
         exchange.model,
     )
+    if exchange.trace is not None:
+        trace = exchange.trace
+        trail.trace_id, trail.span_id, trail.parent_id = trace.trace_id, trace.span_id, trace.parent_id
     event_log.open(trail)
 
     def closed(trail: Trail, row: UsageRecord) -> None:
