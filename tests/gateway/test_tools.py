@@ -95,6 +95,20 @@ async def test_a_stream_folds_to_the_whole_answer(
         assert choice["finish_reason"] == ("tool_calls" if expected else "stop")
 
 
+@pytest.mark.parametrize("per_step", [1, 7])
+async def test_a_call_of_bare_texts_is_read_by_the_functions_schema(per_step: int) -> None:
+    text = (
+        'So.\n<tool_call>\n<function=get_weather>\n<parameter=city>\n42 "Zürich"\n</parameter>\n'
+        "<parameter=days>\n[1, 2]\n</parameter>\n</function>\n</tool_call>"
+    )
+    template = LineTemplate(text="{{ tools }} <tool_call>\n<function=example>")
+    async with served(plan(text, template, per_step=per_step)) as w:
+        for choice in await both(w):
+            assert choice["message"]["content"] == "So."
+            assert calls(choice) == [("get_weather", {"city": '42 "Zürich"', "days": [1, 2]})]
+            assert choice["finish_reason"] == "tool_calls"
+
+
 async def test_ids_names_and_types_come_once_and_indexes_count() -> None:
     async with world(plan(f"{CALL}{NOW}")) as w:
         stream = events(await w.chat(tools=TOOLS, stream=True))

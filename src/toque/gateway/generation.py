@@ -200,7 +200,10 @@ class Generation:
         if tools is None or not dialect:
             return AnswerReader(reasoning, None)
         options = ParserOptions(
-            names=tools.names, parallel=tools.parallel, hold=0 if self.prepared.enforced else HOLD
+            names=tools.names,
+            parallel=tools.parallel,
+            hold=0 if self.prepared.enforced else HOLD,
+            schemas=tools.schemas,
         )
         return AnswerReader(reasoning, tool_parser(dialect, options))
 

@@ -55,6 +55,12 @@ class ToolUse:
     strict: bool
     parallel: bool
 
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """Of the functions' parameters, by name."""
+        functions = [definition["function"] for definition in self.definitions]
+        return {function["name"]: function.get("parameters") for function in functions}
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:

@@ -11,6 +11,20 @@ from typing import Any
 from toque.text.tools.base import HOLD, Delta, ParserOptions, TextDelta, ToolParser
 from toque.text.tools.choose import tool_parser
 
+SCHEMAS = {
+    "f": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string"},
+            "b": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+            "c": {"$ref": "#/$defs/colour"},
+            "id": {"type": "integer"},
+            "o": {"type": ["object", "null"]},
+        },
+        "$defs": {"colour": {"enum": ["red", "2"]}},
+    }
+}
+
 
 @dataclass
 class Folded:
@@ -61,7 +75,7 @@ def fold(make: Callable[[], ToolParser], pieces: Iterable[str]) -> Folded:
 def maker(
     dialect: str, names: Iterable[str] = ("f", "g", "get_weather"), hold: int = HOLD
 ) -> Callable[[], ToolParser]:
-    return lambda: tool_parser(dialect, options(names, hold=hold))
+    return lambda: tool_parser(dialect, options(names, hold=hold, schemas=SCHEMAS))
 
 
 def chunkings(text: str) -> Iterator[list[str]]:

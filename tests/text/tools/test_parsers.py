@@ -106,6 +106,41 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("gemma", "```tool_code\nf(id=42, o={'k': [1, None, True]})\n```", "", [("f", ARGUMENTS)]),
     ("gemma", "Ok.\n```tool_code\nprint(f(a='é'))\nx = g()\n```\n", "Ok.", [("f", {"a": "é"}), ("g", {})]),
     ("gemma", "```tool_code\n[f(a=1), g(b=(1, 2))]", "", [("f", {"a": 1}), ("g", {"b": [1, 2]})]),
+    (
+        "qwen3-coder",
+        "<tool_call>\n<function=f>\n<parameter=id>\n42\n</parameter>\n<parameter=o>\n"
+        '{"k": [1, null, true]}\n</parameter>\n</function>\n</tool_call>',
+        "",
+        [("f", ARGUMENTS)],
+    ),
+    (
+        "qwen3-coder",
+        'Well.\n<tool_call>\n<function=f>\n<parameter=a>\n1 <\n\n</b> "é\\\n\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call><function=g></function></tool_call>Done",
+        "Well.Done",
+        [("f", {"a": '1 <\n\n</b> "é\\\n'}), ("g", {})],
+    ),
+    (
+        "qwen3-coder",  # the first tag is left out; two calls between two tags
+        "<function=f>\n<parameter=b>None</parameter>\n<parameter=c>2</parameter></function>\n"
+        "<function=g>\n<parameter=x>true</parameter><parameter=y>tr</parameter></function></tool_call>",
+        "",
+        [("f", {"b": None, "c": "2"}), ("g", {"x": True, "y": "tr"})],
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call><function=f><parameter=id>many</parameter><parameter=b>-1.5e3</parameter>"
+        '<parameter=o>"x"</parameter><parameter=a></parameter></function>',
+        "",
+        [("f", {"id": "many", "b": -1500.0, "o": '"x"', "a": ""})],
+    ),
+    (
+        "qwen3-coder",
+        f"<tool_call><function=f><parameter=a>{'x' * 300}\n</parameter>"
+        "<parameter=b>NaN</parameter></function></tool_call>",
+        "",
+        [("f", {"a": "x" * 300, "b": "NaN"})],
+    ),
 ]
 
 # Not calls, or not well-formed ones: content to the last character.
@@ -152,6 +187,19 @@ CONTENT: list[tuple[str, str]] = [
     ("gemma", "```tool_code"),
     ("gemma", "```python\nf(a=1)\n```"),
     ("gemma", "```tool_code\n" + "-" * 5000 + "1\n```"),
+    ("qwen3-coder", "<tool_call>\n"),
+    ("qwen3-coder", '<tool_call>{"name":"f","arguments":{}}</tool_call>'),
+    ("qwen3-coder", "<tool_call><function=f"),
+    ("qwen3-coder", "<tool_call><function=f g></function></tool_call>"),
+    ("qwen3-coder", "<tool_call><function=></function></tool_call>"),
+    ("qwen3-coder", f"<tool_call><function={'n' * 300}></function></tool_call>"),
+    ("qwen3-coder", "<function=unknown></function>"),
+    ("qwen3-coder", "<tool_call><function=f>a</function></tool_call>"),
+    ("qwen3-coder", "<tool_call><function=f>\n<parameter=a>1</parameter>x</function></tool_call>"),
+    ("qwen3-coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=a>1</parameter></function>"),
+    ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</para"),
+    ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=id>\n1"),
+    ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=id>\n1\n</parameter>\n"),
 ]
 
 
@@ -207,6 +255,29 @@ def test_a_call_that_breaks_after_it_was_shown_is_not_counted() -> None:
         assert folded.calls[0][1] + folded.content == '{"a":"' + "x" * HOLD + '"' + "]}}</tool_call>"
 
 
+def test_a_bare_text_streams_as_it_comes() -> None:
+    code = "x = 1\n" * 200
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{code}\n</parameter>\n</function>\n</tool_call>"
+    parser = maker("qwen3-coder")()
+    deltas = [delta for character in text for delta in parser.push(character)]
+    assert len(deltas) > 500, "arguments wait for the end of the call"
+    shown = "".join(delta.arguments for delta in deltas if isinstance(delta, ToolDelta))
+    assert json.loads(shown) == {"a": code}
+
+
+def test_a_cut_or_broken_call_of_bare_texts_keeps_what_was_shown() -> None:
+    head = "<tool_call>\n<function=f>\n<parameter=a>\n" + "x" * HOLD
+    for text, arguments, content in (
+        (head + "\n</par", '{"a": "' + "x" * HOLD, ""),
+        (head + "</parameter>\n<parameter=id>12", '{"a": "' + "x" * HOLD + '", "id": 12', ""),
+        (head + "</parameter>y", '{"a": "' + "x" * HOLD + '"', "y"),
+    ):
+        for pieces in ([text], list(text)):
+            folded = fold(maker("qwen3-coder"), pieces)
+            assert folded.completed == 0
+            assert (folded.calls, folded.content) == ([("f", arguments)], content)
+
+
 def test_a_cut_call_is_not_counted() -> None:
     text = '<tool_call>{"name":"f","arguments":{"a":"' + "x" * 2 * HOLD
     for pieces in ([text], list(text)):
@@ -251,6 +322,11 @@ FRAGMENTS = [
         "[TOOL_CALLS]",
         "[ARGS]",
         "[CALL_ID]",
+        "<function=f>",
+        "</function>",
+        "<parameter=a>",
+        "<parameter=b>",
+        "</parameter>",
         "<|python_tag|>",
         "```tool_code\n",
         "```",
@@ -323,6 +399,7 @@ def test_dialects_are_found_in_templates() -> None:
     assert dialect_of(None) == "hermes"
     assert dialect_of("nothing to see") == "hermes"
     assert dialect_of("... <tool_call>\n{{ tool_call.name }}") == "hermes"
+    assert dialect_of("<tool_call>\n<function=example_function_name>") == "qwen3-coder"
     assert dialect_of("{{ '[TOOL_CALLS] [' }}") == "mistral"
     assert dialect_of('Respond in the format {"name": function name, "parameters": dictionary}') == "llama3"
     assert dialect_of("[func_name1(params_name1=params_value1)] <|python_tag|>") == "pythonic"

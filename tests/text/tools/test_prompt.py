@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from toque.text.tools.choose import tool_parser
 from toque.text.tools.prompt import template_knows_tools, told_in_words
+
+from .folding import fold, options
 
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
 CALL = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Zürich"}}}
@@ -40,6 +43,25 @@ def test_earlier_calls_and_results_become_text() -> None:
     )
     assert "tool_calls" not in call
     assert result == {"role": "user", "content": "<tool_response>\nsunny\n</tool_response>"}
+
+
+def test_earlier_calls_are_told_in_the_dialect_that_is_read() -> None:
+    call: dict[str, Any] = {
+        "function": {"name": "f", "arguments": {"a": "x\ny", "b": {"c": None}, "d": 2}},
+        "id": "1",
+        "type": "function",
+    }
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "Do."},
+        {"role": "assistant", "tool_calls": [call]},
+    ]
+    told, answer = told_in_words(chat, TOOLS, "qwen3-coder")
+    assert "<parameter=" in told["content"]
+    schemas = {"f": {"properties": {"a": {"type": "string"}}}}
+    (_, arguments), *rest = fold(
+        lambda: tool_parser("qwen3-coder", options(schemas=schemas)), [answer["content"]]
+    ).values
+    assert (arguments, rest) == (call["function"]["arguments"], [])
 
 
 def test_templates_that_know_tools() -> None:

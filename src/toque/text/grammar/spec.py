@@ -18,11 +18,11 @@ MAX_CHOICES = 1_000
 MAX_TOOLS = 128
 
 
-_ENFORCED_AS = {"gemma": "hermes", "pythonic": "llama3"}
+_ENFORCED_AS = {"gemma": "hermes", "pythonic": "llama3", "qwen3-coder": "hermes"}
 
 
 def enforced_dialect(dialect: str, *, otherwise: bool = False) -> str:
-    """The dialect in which calls are enforced, and so must be read. Those in Python are written as JSON.
+    """The dialect in which calls are enforced, and so must be read. Those in Python or XML are written as JSON.
 
     ``otherwise``: JSON may come in their place; then calls need a tag to be told from it.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 MAX_CALLS = 128  # in one answer; what follows is content
 # A call that is not certain to be one is shown once this many characters of arguments have come: until then it can
@@ -58,12 +58,14 @@ class ToolParser(Protocol):
 @dataclass(frozen=True, slots=True)
 class ParserOptions:
     """``names``: the functions that were offered; an empty set means any. ``hold``: see `HOLD`; 0 where a grammar
-    makes sure that calls are well-formed. ``parallel`` False ends the answer after its first call."""
+    makes sure that calls are well-formed. ``parallel`` False ends the answer after its first call. ``schemas``: of the
+    functions' parameters, by name; only dialects that write values as bare text need them."""
 
     names: Collection[str] = ()
     parallel: bool = True
     hold: int = HOLD
     new_id: Callable[[], str] | None = None
+    schemas: Mapping[str, Any] = field(default_factory=dict)
 
 
 def call_id() -> str:

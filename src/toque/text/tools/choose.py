@@ -11,6 +11,7 @@ from toque.text.tools.hermes import HermesParser
 from toque.text.tools.llama3 import Llama3Parser
 from toque.text.tools.mistral import MistralParser
 from toque.text.tools.pythonic import PythonicParser
+from toque.text.tools.qwen_coder import QwenCoderParser
 
 DIALECTS: dict[str, Callable[[ParserOptions], ToolParser]] = {
     "hermes": HermesParser,
@@ -18,9 +19,11 @@ DIALECTS: dict[str, Callable[[ParserOptions], ToolParser]] = {
     "pythonic": PythonicParser,
     "mistral": MistralParser,
     "gemma": GemmaParser,
+    "qwen3-coder": QwenCoderParser,
 }
 # Text of a chat template that gives its dialect away, the most telling first.
 _SIGNS = (
+    ("<function=", "qwen3-coder"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
     ("<|python_start|>", "pythonic"),

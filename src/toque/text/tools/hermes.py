@@ -32,11 +32,9 @@ class HermesParser(JsonCallParser):
             case _State.START:
                 return self._start(last)
             case _State.TEXT:
-                if self._until((OPEN,), last) is None:
-                    return False
-                self._prefix = self._take(len(OPEN))
-                self._state = _State.OPENED
-                return True
+                found = self._tag(OPEN, last)
+                self._state = _State.OPENED if found else _State.TEXT
+                return found
             case _State.OPENED:
                 return self._opened(last)
             case _State.CALL:

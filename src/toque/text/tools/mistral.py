@@ -36,11 +36,9 @@ class MistralParser(JsonCallParser):
     def _step(self, last: bool) -> bool:
         match self._state:
             case _State.TEXT:
-                if self._until((TAG,), last) is None:
-                    return False
-                self._prefix = self._take(len(TAG))
-                self._state = _State.OPENED
-                return True
+                found = self._tag(TAG, last)
+                self._state = _State.OPENED if found else _State.TEXT
+                return found
             case _State.OPENED:
                 return self._opened(last)
             case _State.CALL:

@@ -14,6 +14,12 @@ _JSON = (
     '<tool_call>\n{{"name": "<name>", "arguments": {{<arguments as JSON>}}}}\n</tool_call>\n'
     "The results come back in the next message. Answer without a call when you need none."
 )
+_XML = (
+    "You can call these functions:\n\n{functions}\n\n"
+    "To call one, write nothing but this, on lines of its own, once for each call:\n"
+    "<tool_call>\n<function=name>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n</tool_call>\n"
+    "The results come back in the next message. Answer without a call when you need none."
+)
 _PYTHON = (
     "You can call these functions:\n\n{functions}\n\n"
     "To call some, write nothing but a block of Python that calls them with named arguments:\n"
@@ -31,8 +37,8 @@ def told_in_words(
 ) -> list[dict[str, Any]]:
     """The conversation with the functions described at its beginning, and earlier calls and results as text."""
     functions = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    told = (_PYTHON if dialect == "gemma" else _JSON).format(functions=functions)
-    plain = [_plain(message) for message in messages]
+    told = {"gemma": _PYTHON, "qwen3-coder": _XML}.get(dialect, _JSON).format(functions=functions)
+    plain = [_plain(message, dialect) for message in messages]
     if plain and plain[0].get("role") == "system":
         plain[0]["content"] = f"{plain[0].get('content') or ''}\n\n{told}".lstrip()
         return plain
@@ -44,7 +50,7 @@ def told_in_words(
     return plain
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message, dialect: str) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
     if message.get("role") == "tool":
         return {
@@ -52,12 +58,24 @@ def _plain(message: Message) -> dict[str, Any]:
             "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>",
         }
     if message.get("tool_calls"):
-        calls = [
-            "<tool_call>\n" + json.dumps(_function(call), ensure_ascii=False) + "\n</tool_call>"
-            for call in message["tool_calls"]
-        ]
+        spell = _as_xml if dialect == "qwen3-coder" else _as_json
+        calls = [f"<tool_call>\n{spell(_function(call))}\n</tool_call>" for call in message["tool_calls"]]
         plain["content"] = "\n".join([*filter(None, [message.get("content")]), *calls])
     return plain
+
+
+def _as_json(function: Mapping[str, Any]) -> str:
+    return json.dumps(function, ensure_ascii=False)
+
+
+def _as_xml(function: Mapping[str, Any]) -> str:
+    """As Qwen 3 Coder writes a call: texts bare, other values as JSON."""
+    arguments = function["arguments"]
+    if not isinstance(arguments, Mapping):
+        return _as_json(function)
+    values = {key: value if isinstance(value, str) else _as_json(value) for key, value in arguments.items()}
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<function={function['name']}>\n{parameters}</function>"
 
 
 def _function(call: Mapping[str, Any]) -> dict[str, Any]:

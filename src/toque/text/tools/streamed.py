@@ -18,6 +18,13 @@ class JsonCallParser(Parser):
     _index = -1  # of the call, once it is shown
     _shown = 0  # characters of its arguments that were shown
 
+    def _tag(self, tag: str, last: bool) -> bool:
+        """Show the text up to the tag that calls begin with, and take that as their prefix; False when none came."""
+        if self._until((tag,), last) is None:
+            return False
+        self._prefix = self._take(len(tag))
+        return True
+
     def _read_call(self, last: bool) -> bool:
         call = self._call
         assert call is not None

@@ -1,0 +1,93 @@
+"""What a function's schema says about the kinds of its parameters, for dialects that write values as bare text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_MAX_DEPTH = 16
+_TEXT = frozenset({"string"})
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+class ParameterTypes:
+    """The kinds of a function's parameters, from its JSON schema (of type object)."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+
+    def only_text(self, name: str) -> bool:
+        """The value is text, whatever it looks like."""
+        return self._of(name) == _TEXT
+
+    def as_json(self, name: str, value: str) -> str:
+        """The value as JSON: what it says where its kind allows that, else a text."""
+        kinds = self._of(name)
+        plain = value.strip()
+        plain = _WORDS.get(plain, plain)
+        kind = "string" if kinds == _TEXT else _kind(plain)
+        if kind != "string" and (kinds is None or kind in kinds):
+            return plain
+        return json.dumps(value, ensure_ascii=False)
+
+    def _of(self, name: str) -> frozenset[str] | None:
+        """None: any."""
+        properties = self._schema.get("properties")
+        schema = properties.get(name) if isinstance(properties, Mapping) else None
+        return self._kinds(schema, 0)
+
+    def _kinds(self, schema: Any, depth: int) -> frozenset[str] | None:
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return None
+        if isinstance(reference := schema.get("$ref"), str):
+            return self._kinds(self._at(reference), depth + 1)
+        named = schema.get("type")
+        if isinstance(named, str | list):
+            names = {named} if isinstance(named, str) else {name for name in named if isinstance(name, str)}
+            return frozenset({*names, *({"number", "integer"} if names & {"number", "integer"} else ())})
+        if isinstance(values := schema.get("enum"), list):
+            return frozenset(kind for value in values for kind in _kinds_of(value))
+        if "const" in schema:
+            return _kinds_of(schema["const"])
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(members := schema.get(keyword), list):
+                found = [self._kinds(member, depth + 1) for member in members]
+                return None if None in found else frozenset().union(*(kinds for kinds in found if kinds))
+        if isinstance(members := schema.get("allOf"), list):
+            return next((kinds for m in members if (kinds := self._kinds(m, depth + 1)) is not None), None)
+        return None
+
+    def _at(self, reference: str) -> Any:
+        """What a ``#/…`` points to in the schema; None for nothing."""
+        found: Any = self._schema
+        for part in reference.removeprefix("#").split("/")[1:]:
+            found = (
+                found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+            )
+        return found
+
+
+def _kind(text: str) -> str:
+    """The kind of JSON that a text is; string for what is none, and for what is JSON of a string."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return "string"
+    return next(iter(_kinds_of(value)))
+
+
+def _kinds_of(value: Any) -> frozenset[str]:
+    if value is None:
+        return frozenset({"null"})
+    if isinstance(value, bool):
+        return frozenset({"boolean"})
+    if isinstance(value, int | float):
+        return frozenset({"number", "integer"})
+    if isinstance(value, str):
+        return frozenset({"string"})
+    return frozenset({"array" if isinstance(value, list) else "object"})
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
