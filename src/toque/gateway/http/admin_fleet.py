@@ -174,7 +174,7 @@ def _step(
 def _fleet(exchange: Exchange, gateway: Gateway) -> FleetAdmin:
     check_admin(exchange)
     if gateway.fleet is None:
-        raise NotFoundError("this server administers no fleet")
+        raise NotFoundError("this server administers no fleet", code="no_fleet")
     return gateway.fleet
 
 
