@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from toque.registry.progress import Progress, Report, silent
 
-_WORDS = {"wait": "waiting for another process", "download": "downloading", "verify": "checking"}
+_WORDS = {"wait": "waiting for another process", "download": "downloading", "verify": "checking", "upload": "storing"}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from toque.errors import ModelNotFoundError
-from toque.registry.names import PypiRef, Reference, parse_reference
+from toque.registry.names import AliasRef, CatalogRef, PypiRef, Source, VersionRef, parse_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class CatalogEntry:
     description: str
     license: str
     files: tuple[CatalogFile, ...] = ()
-    source: Reference | None = None
+    source: Source | None = None
 
 
 def parse_catalog(text: str) -> dict[str, CatalogEntry]:
@@ -47,7 +47,7 @@ def parse_catalog(text: str) -> dict[str, CatalogEntry]:
                 CatalogFile(file["name"], file["size"], file["sha256"], tuple(map(_part, file["parts"])))
                 for file in value.get("files", ())
             ),
-            source=None if source is None else parse_reference(source),
+            source=None if source is None else _source(source),
         )
     return entries
 
@@ -56,6 +56,13 @@ def _part(text: str) -> PypiRef:
     reference = parse_reference(text)
     if not isinstance(reference, PypiRef) or not reference.path:
         raise ValueError(f"{text}: a part is a member of a wheel")
+    return reference
+
+
+def _source(text: str) -> Source:
+    reference = parse_reference(text)
+    if isinstance(reference, CatalogRef | VersionRef | AliasRef):
+        raise ValueError(f"{text}: a source is a URI")
     return reference
 
 

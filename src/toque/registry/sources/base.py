@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toque.errors import DownloadError
+from toque.registry.version import NO_ORIGIN, Origin
 
 MODEL_FILES = frozenset(
     {
+        "adapter_config.json",
         "config.json",
         "generation_config.json",
         "model.safetensors.index.json",
@@ -32,6 +34,20 @@ MODEL_FILES = frozenset(
 """What a safetensors model consists of beside its weights. Code and pickles are never taken."""
 
 
+LINEAGE_FILES = frozenset(
+    {
+        "README.md",
+        "trainer_state.json",
+        "all_results.json",
+        "train_results.json",
+        "eval_results.json",
+        "adapter_config.json",
+        "config.json",
+    }
+)
+"""What `toque.registry.training` reads of a model's making; small, and no part of the model itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """One file: ``path`` where it lies now, ``name`` its place in the model (one plain name, or folder/name)."""
@@ -43,11 +59,16 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """All files of a model and what its source says about it. ``revision`` pins what was fetched."""
+    """All files of a model and what its source says about it. ``revision`` pins what was fetched.
+
+    ``resolved`` is the source's URI with everything in it that pins, where that differs from what was asked for.
+    """
 
     files: tuple[Fetched, ...]
     revision: str = ""
     license: str = ""
+    origin: Origin = NO_ORIGIN
+    resolved: str = ""
 
 
 def wanted(name: str) -> bool:
@@ -68,6 +89,18 @@ def plain(name: str) -> bool:
         and name.isprintable()
         and all(part not in ("", ".", "..") and not set(part) & set('\\:*?"<>|') for part in name.split("/"))
     )
+
+
+def chosen_files(names: list[str], where: str) -> list[str]:
+    """The files of a folder's model: a safetensors model if it is one, else its usual GGUF file.
+
+    Raises DownloadError that lists what there is.
+    """
+    if any(name in names for name in ("config.json", "adapter_config.json")) and any(
+        name.endswith(".safetensors") and "/" not in name for name in names
+    ):
+        return sorted(name for name in names if wanted(name))
+    return quantized_choice(names, "", where)
 
 
 def quantized_choice(names: list[str], selector: str, where: str) -> list[str]:

@@ -14,21 +14,25 @@ from toque.registry.download import CHUNK, disk
 from toque.registry.names import FileRef
 from toque.registry.progress import Progress, Report
 from toque.registry.sources.base import Fetch, Fetched, wanted
+from toque.registry.training import model_folder, read_origin
 
 _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def fetch_file(reference: FileRef, work: Path, report: Report) -> Fetch:
-    """A GGUF file (with its other parts, if it is split) or the model files of a folder."""
+    """A GGUF file (with its other parts, if it is split), or the model files of a folder or of its last checkpoint."""
     source = Path(reference.path).expanduser()
     if source.is_dir():
+        origin = read_origin(source)
+        source = model_folder(source)
         names = sorted(entry.name for entry in source.iterdir())
         ggufs = [name for name in names if name.endswith(".gguf")]
-        chosen = [name for name in names if wanted(name)] if "config.json" in names or not ggufs else ggufs
+        own = {"config.json", "adapter_config.json"} & set(names)
+        chosen = [name for name in names if wanted(name)] if own or not ggufs else ggufs
         if not chosen:
             raise DownloadError(f"{reference}: the folder holds no model files")
         files = [_copy(inside(source, name, name), name, work, report) for name in chosen]
-        return Fetch(tuple(files))
+        return Fetch(tuple(files), origin=origin)
     match = _PART.fullmatch(source.name)
     if match is None:
         return Fetch((_copy(source, source.name, work, report),))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from toque.errors import DownloadError
+from toque.registry.card import card_origin
 from toque.registry.download import Remote, download, http_client
 from toque.registry.names import HfRef
 from toque.registry.progress import Report
-from toque.registry.sources.base import Fetch, Fetched, plain, quantized_choice, wanted
+from toque.registry.sources.base import Fetch, Fetched, chosen_files, plain, quantized_choice, wanted
+from toque.registry.version import plain_json
 
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 
@@ -29,7 +31,8 @@ class _RepoFile:
 def fetch_hf(reference: HfRef, work: Path, report: Report) -> Fetch:
     """The files that ``reference`` selects, all of one commit, each checked against the digest that the hub states."""
     endpoint = (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
-    token, commit, license_name, files = _describe(reference, endpoint)
+    token, commit, card, files = _describe(reference, endpoint)
+    origin = card_origin(card)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     fetched = []
     with http_client(os.environ.get("SSL_CERT_FILE")) as client:
@@ -46,7 +49,8 @@ def fetch_hf(reference: HfRef, work: Path, report: Report) -> Fetch:
                 target.unlink()
                 raise DownloadError(f"{kept}: its content is not what commit {commit[:12]} says")
             fetched.append(Fetched(kept, target, digest))
-    return Fetch(tuple(fetched), revision=commit, license=license_name)
+    resolved = str(replace(reference, revision=commit))
+    return Fetch(tuple(fetched), revision=commit, license=origin.license, origin=origin, resolved=resolved)
 
 
 def choose(names: list[str], reference: HfRef) -> list[str]:
@@ -57,13 +61,13 @@ def choose(names: list[str], reference: HfRef) -> list[str]:
         if not plain(reference.selector) or not wanted(reference.selector):
             raise DownloadError(f"{reference}: only GGUF and safetensors models can be pulled")
         return [reference.selector]
-    if "config.json" in names and any(name.endswith(".safetensors") and "/" not in name for name in names):
-        return sorted(name for name in names if wanted(name))
-    return quantized_choice(names, "", str(reference))
+    return chosen_files(names, str(reference))
 
 
-def _describe(reference: HfRef, endpoint: str) -> tuple[str | None, str, str, Mapping[str, _RepoFile]]:
-    """(token, commit, license, files) of a revision."""
+def _describe(
+    reference: HfRef, endpoint: str
+) -> tuple[str | None, str, dict[str, Any], Mapping[str, _RepoFile]]:
+    """(token, commit, card, files) of a revision."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -90,9 +94,8 @@ def _describe(reference: HfRef, endpoint: str) -> tuple[str | None, str, str, Ma
         lfs = sibling.lfs
         digest = None if lfs is None else (lfs["sha256"] if isinstance(lfs, dict) else lfs.sha256)
         files[sibling.rfilename] = _RepoFile(sibling.size, digest, None if digest else sibling.blob_id)
-    card = info.card_data
-    license_name = str(card.get("license") or "") if card is not None else ""
-    return token, str(info.sha), license_name, files
+    card: dict[str, Any] = {} if info.card_data is None else plain_json(info.card_data.to_dict())
+    return token, str(info.sha), card, files
 
 
 def _git_sha1(path: Path) -> str:
