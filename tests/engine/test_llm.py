@@ -121,8 +121,10 @@ def test_wrong_sampling_and_stops_are_refused(llm: LLM) -> None:
         with pytest.raises(RequestError, match="sampling must be"):
             llm.generate("x", sampling)  # type: ignore[call-overload]
     for stop in (5, [1], {"a": 1}):
-        with pytest.raises(RequestError, match="stop must be"):
+        with pytest.raises(RequestError, match="stop must"):
             llm.generate("x", GREEDY, stop=stop)
+    with pytest.raises(RequestError, match="stop takes at most 16"):
+        llm.generate("x", GREEDY, stop=["y"] * 17)
     assert not llm._inboxes
 
 

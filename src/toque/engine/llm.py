@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Forms = StructuredOutputs | Sequence[StructuredOutputs | None] | None
+_BAD_STOP = "stop must be a text, or a list of texts"
 _PROMPT_TAIL = 16  # prompt tokens that decide how the first new one is spelled
 
 
@@ -121,7 +122,7 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: list[Message],
+        messages: Sequence[Message],
         sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
@@ -132,7 +133,7 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: list[list[Message]],
+        messages: Sequence[Sequence[Message]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
@@ -359,6 +360,7 @@ class LLM:
         inbox: deque[SequenceOutput],
         unfinished: dict[str, Answer],
     ) -> None:
+        from toque.text.stop import parse_stop
         from toque.text.stream import TextStream
 
         if sampling is None or isinstance(sampling, SamplingParams):
@@ -371,13 +373,7 @@ class LLM:
             raise RequestError(
                 f"sampling has {len(sampling)} entries for {len(prompts)} prompts", param="sampling"
             )
-        stops = (
-            (stop,)
-            if isinstance(stop, str)
-            else tuple(_items(stop, "stop must be a text, or a list of texts", "stop"))
-        )
-        if not all(isinstance(each, str) for each in stops):
-            raise RequestError("stop must be a text, or a list of texts", param="stop")
+        stops = parse_stop(stop if isinstance(stop, str) or stop is None else _items(stop, _BAD_STOP, "stop"))
         with self._lock:
             if self._closed:
                 raise EngineError("the model was closed")

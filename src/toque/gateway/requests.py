@@ -9,8 +9,6 @@ from typing import Any
 from toque.text.grammar.spec import GrammarSpec, ToolSpec
 from toque.types import EngineRequest, SamplingParams
 
-MAX_STOP = 16
-MAX_STOP_CHARS = 1024
 MAX_BAD_WORDS = 128
 
 

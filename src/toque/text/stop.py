@@ -12,7 +12,7 @@ MAX_STOP_LENGTH = 1024  # characters; also bounds how much text is ever held bac
 
 
 def parse_stop(value: object) -> tuple[str, ...]:
-    """A request's ``stop``: null, a string, or a list of strings. Anything else raises RequestError."""
+    """What a caller gave as ``stop``: None, a string, or a list of strings. Anything else raises RequestError."""
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else value
@@ -27,7 +27,9 @@ def parse_stop(value: object) -> tuple[str, ...]:
         if not isinstance(stop, str):
             raise RequestError(f"stop must hold strings only, got {type(stop).__name__}", param="stop")
         if not stop:
-            raise RequestError("stop must not hold an empty string", param="stop")
+            raise RequestError(
+                "stop must not hold an empty string: it would end every answer at once", param="stop"
+            )
         if len(stop) > MAX_STOP_LENGTH:
             raise RequestError(
                 f"a stop string has at most {MAX_STOP_LENGTH} characters, got {len(stop)}", param="stop"

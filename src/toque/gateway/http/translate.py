@@ -20,14 +20,13 @@ from toque.gateway.http.openai_types import (
 from toque.gateway.http.structure import grammar_of, tool_use
 from toque.gateway.requests import (
     MAX_BAD_WORDS,
-    MAX_STOP,
-    MAX_STOP_CHARS,
     ChatPrompt,
     GenerationRequest,
     Prompt,
     TextPrompt,
     TokenPrompt,
 )
+from toque.text.stop import parse_stop
 from toque.types import MAX_LOGPROBS, SamplingParams
 
 MAX_MESSAGES = 4096
@@ -306,7 +305,7 @@ def _common(body: SamplingFields, prompts: int, max_choices: int) -> dict[str, A
         )
     return {
         "n": n,
-        "stop": _stop(body.stop),
+        "stop": parse_stop(body.stop),
         "bad_words": _bad_words(body.bad_words),
         "include_stop": body.include_stop_str_in_output or False,
         "skip_special": True if body.skip_special_tokens is None else body.skip_special_tokens,
@@ -317,24 +316,6 @@ def _common(body: SamplingFields, prompts: int, max_choices: int) -> dict[str, A
         "priority": body.priority or 0,
         "grammar": grammar_of(body),
     }
-
-
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    strings = [stop] if isinstance(stop, str) else stop
-    if len(strings) > MAX_STOP:
-        raise RequestError(f"stop takes at most {MAX_STOP} strings, got {len(strings)}", param="stop")
-    for string in strings:
-        if not string:
-            raise RequestError(
-                "stop must not hold an empty string: it would end every answer at once", param="stop"
-            )
-        if len(string) > MAX_STOP_CHARS:
-            raise RequestError(
-                f"a stop string may have at most {MAX_STOP_CHARS} characters, got {len(string)}", param="stop"
-            )
-    return tuple(strings)
 
 
 def _logit_bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
