@@ -38,7 +38,9 @@ def imported() -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 modules.add(node.module.split(".")[0])
     modules -= {"toque", *sys.stdlib_module_names}
-    return {plain(min(owners[module])) for module in modules}
+    declared = {plain(requirement.name) for requirement in RUNTIME} | set(map(plain, EXTRAS))
+    # Several distributions may share a name such as `google`: the one that is meant is the one that is declared.
+    return {plain(min(owners[module], key=lambda name: plain(name) not in declared)) for module in modules}
 
 
 def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
