@@ -60,7 +60,10 @@ FENCED = {
     "mlflow": {"registry/sources/mlflow.py"},
     "safetensors": set(),  # tests write files with it; reading is our own
     "transformers": set(),
-    "sqlalchemy": {"sql.py", "monitor/ledger", "registry/database.py", "registry/tables.py", "registry/migrations"},
+    "sqlalchemy": {
+        "sql.py", "monitor/ledger", "registry/database.py", "registry/tables.py", "registry/migrations",
+        "fleet/tables.py", "fleet/sql_store.py",
+    },
     "opentelemetry": {"monitor/span_sender.py"},
     "alembic": {"sql.py", "monitor/ledger/migrations", "registry/migrations"},
 }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from toque.fleet.admin import FleetAdmin
     from toque.gateway.answer_store import AnswerStore
     from toque.monitor.event_log import EventLog
+    from toque.monitor.span_sender import SpanSender
     from toque.monitor.ledger.ledger import Ledger
 
 
@@ -43,6 +44,7 @@ class Gateway:
         self.latencies = Latencies()
         self.ledger: Ledger | None = None  # set, started and closed by whoever serves
         self.event_log: EventLog | None = None  # as the ledger
+        self.spans: SpanSender | None = None
         self.fleet: FleetAdmin | None = None  # set by whoever serves, where there is one to administer
         self.answers: AnswerStore | None = None  # as the ledger; closed here
         self.answering: dict[tuple[str, str], bytes] = {}  # requests with an Idempotency-Key, while they run
@@ -63,6 +65,8 @@ class Gateway:
             self.answers.close()
         if self.event_log is not None:
             self.event_log.stop()
+        if self.spans is not None:
+            self.spans.stop()
 
     def engine_stats(self) -> dict[str, EngineStats]:
         """Each deployment's engines, added up."""

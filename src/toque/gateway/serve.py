@@ -151,7 +151,8 @@ def _keep_answers(app: Starlette, settings: Settings) -> None:
 
 
 def _keep_events(app: Starlette, settings: Settings) -> None:
-    """Let the lives of requests be told afterwards. StoreError when there is no place for them."""
+    """Let the lives of requests be told afterwards. StoreError when there is no place for them, ConfigError for a
+    collector that cannot be one."""
     megabytes = settings.tracing.event_log_mb
     if megabytes:
         from toque.monitor.event_log import EventLog
@@ -159,6 +160,10 @@ def _keep_events(app: Starlette, settings: Settings) -> None:
 
         place = settings.ledger.place(default_home())
         app.state.gateway.event_log = EventLog(place, max_bytes=megabytes * 2**20)
+    if settings.tracing.endpoint:
+        from toque.monitor.span_sender import SpanSender
+
+        app.state.gateway.spans = SpanSender(settings.tracing.endpoint)
 
 
 async def _until_ready(replicas: Mapping[str, LocalDeployment], serving: asyncio.Task[None]) -> None:

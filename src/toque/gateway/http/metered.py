@@ -21,6 +21,7 @@ from toque.monitor.trail import Trail
 if TYPE_CHECKING:
     from toque.monitor.ledger.ledger import Entry
     from toque.monitor.ledger.record import UsageRecord
+    from toque.monitor.spans import Value
 
 
 def check_budget(exchange: Exchange, gateway: Gateway) -> None:
@@ -82,8 +83,9 @@ def _trail(
     exchange: Exchange, gateway: Gateway, request: GenerationRequest, entry: Entry | None
 ) -> tuple[Trail | None, Callable[[Trail, UsageRecord], None] | None]:
     """What the request's moments are noted in, and who gets it in the end; nothing where nobody does."""
-    event_log = gateway.event_log
-    if event_log is None:
+    event_log, trace = gateway.event_log, exchange.trace
+    sender = gateway.spans if trace is not None and trace.sampled else None
+    if event_log is None and sender is None:
         return None, None
     opened_at = int(time.time() * 1e6) if entry is None else entry.record.opened_at
     trail = Trail(
@@ -94,12 +96,32 @@ def _trail(
         exchange.endpoint,
         exchange.model,
     )
-    if exchange.trace is not None:
-        trace = exchange.trace
+    if trace is not None:
         trail.trace_id, trail.span_id, trail.parent_id = trace.trace_id, trace.span_id, trace.parent_id
-    event_log.open(trail)
+    if event_log is not None:
+        event_log.open(trail)
 
     def closed(trail: Trail, row: UsageRecord) -> None:
-        event_log.close(trail)
+        if event_log is not None:
+            event_log.close(trail)
+        if sender is not None and trace is not None:
+            sender.send(trail, row, trace, _asked(request))
 
     return trail, closed
+
+
+def _asked(request: GenerationRequest) -> dict[str, Value]:
+    """What was asked for, under the names that OpenTelemetry has for it. Never a text."""
+    sampling = request.sampling
+    known: dict[str, Value | None] = {
+        "gen_ai.request.choice.count": request.choices if request.choices > 1 else None,
+        "gen_ai.request.max_tokens": sampling.max_tokens or None,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k or None,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty or None,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty or None,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.stream": request.stream or None,
+    }
+    return {name: value for name, value in known.items() if value is not None}
