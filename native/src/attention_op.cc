@@ -37,6 +37,7 @@ AttentionOp::AttentionOp(std::string label, Plan& plan, const StepKernels& kerne
       v_(v),
       out_(std::move(out)),
       layer_(plan.kv().layer(spec_.layer)),
+      kv_(kernels.kv[static_cast<int>(layer_.type)]),
       schedule_(plan.attention_schedule(
           {layer_.heads, spec_.heads / layer_.heads, layer_.head_dim, spec_.window, spec_.causal})),
       group_(spec_.heads / layer_.heads) {
@@ -107,7 +108,7 @@ void AttentionOp::run(const StepInput& step, Worker& worker) {
 uint8_t* AttentionOp::kv_tile(const StepInput& step, int sequence, int position, int head) const {
   const int block = step.blocks(sequence)[position / kBlockTokens];
   const int tile = position % kBlockTokens / kTileTokens;
-  return plan_.kv().head(block, layer_, head) + kv_tile_bytes(layer_.head_dim) * tile;
+  return plan_.kv().head(block, layer_, head) + layer_.tile_bytes() * tile;
 }
 
 // One head of q or k, normalized and rotated as the model asks.
@@ -130,8 +131,8 @@ void AttentionOp::write_head(const StepInput& step, int sequence, int token, int
   const int position = step.positions[token];
   const size_t column = static_cast<size_t>(head) * layer_.head_dim;
   const float* key = prepare_head(k_.row(token) + column, spec_.k_norm, position, scratch);
-  kernels_.store_kv(kv_tile(step, sequence, position, head), position % kTileTokens, key,
-                    v_.row(token) + column, layer_.head_dim);
+  kv_.store_kv(kv_tile(step, sequence, position, head), position % kTileTokens, key, v_.row(token) + column,
+               layer_.head_dim);
 }
 
 // The tiles of a chunk up to the last token that the unit sees; returns how many tokens that are.
@@ -149,13 +150,12 @@ int AttentionOp::gather_tiles(const StepInput& step, const AttentionUnit& unit, 
 // Row r of a unit is query head r % group of token r / group.
 void AttentionOp::load_queries(const StepInput& step, const AttentionUnit& unit, const Scratch& s) const {
   const int dim = layer_.head_dim;
-  const size_t bytes = kernels_.query_bytes(dim);
+  const size_t bytes = kv_.query_bytes(dim);
   auto* out = reinterpret_cast<uint8_t*>(s.queries);
   for (int token = unit.token_begin; token < unit.token_end; ++token) {
     for (int g = 0; g < group_; ++g, out += bytes) {
       const float* x = q_.row(token) + static_cast<size_t>(unit.head * group_ + g) * dim;
-      kernels_.prepare_query(prepare_head(x, spec_.q_norm, step.positions[token], s.head), dim, spec_.scale,
-                             out);
+      kv_.prepare_query(prepare_head(x, spec_.q_norm, step.positions[token], s.head), dim, spec_.scale, out);
     }
   }
 }
@@ -187,21 +187,21 @@ void AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const
       s.last[r] = std::clamp(schedule_.last_seen(position, context) - base, 0, kChunkTokens);
     }
     const auto tile_count = [](int n) { return (n + kTileTokens - 1) / kTileTokens; };
-    kernels_.attend({.queries = s.queries,
-                     .rows = rows,
-                     .head_dim = dim,
-                     .tiles = tiles[turn],
-                     .n_tiles = tile_count(tokens[turn]),
-                     .n_tokens = tokens[turn],
-                     .next = tiles[turn ^ 1],
-                     .n_next = tile_count(tokens[turn ^ 1]),
-                     .first = s.first,
-                     .last = s.last,
-                     .softcap = spec_.softcap,
-                     .scores = s.scores,
-                     .maximum = s.chunk_maximum,
-                     .sum = s.chunk_sum,
-                     .out = s.chunk_out});
+    kv_.attend({.queries = s.queries,
+                .rows = rows,
+                .head_dim = dim,
+                .tiles = tiles[turn],
+                .n_tiles = tile_count(tokens[turn]),
+                .n_tokens = tokens[turn],
+                .next = tiles[turn ^ 1],
+                .n_next = tile_count(tokens[turn ^ 1]),
+                .first = s.first,
+                .last = s.last,
+                .softcap = spec_.softcap,
+                .scores = s.scores,
+                .maximum = s.chunk_maximum,
+                .sum = s.chunk_sum,
+                .out = s.chunk_out});
     if (unit.partial < 0) {
       for (int r = 0; r < rows; ++r) {
         kernels_.merge(s.maximum + r, s.sum + r, s.out + static_cast<size_t>(r) * dim, s.chunk_maximum[r],

@@ -58,6 +58,7 @@ class AttentionOp : public Op {
   const Rows q_, k_, v_;
   const RowSink out_;
   const KvLayer layer_;
+  const KvKernels& kv_;
   AttentionSchedule& schedule_;
   const int group_;  // query heads per kv head
   WorkQueue writes_, units_, folds_;

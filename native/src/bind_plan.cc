@@ -322,8 +322,10 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("threads", [](const Model& self) { return self.plan.threads(); })
       .def(
           "add_kv_layer",
-          [](Model& self, int heads, int head_dim) { self.plan.kv().add_layer(heads, head_dim); }, "heads"_a,
-          "head_dim"_a)
+          [](Model& self, int heads, int head_dim, bool int8) {
+            self.plan.kv().add_layer(heads, head_dim, int8 ? KvType::kInt8 : KvType::k16Bit);
+          },
+          "heads"_a, "head_dim"_a, "int8"_a = false)
       .def(
           "act_kind",
           [](const Model& self, const PackedMatrix& w) {

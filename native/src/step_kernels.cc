@@ -13,10 +13,8 @@ const StepKernels step_kernels = {
     .argmax = argmax,
     .pack_columns = pack_columns,
     .rotate = rotate,
-    .store_kv = store_kv,
-    .query_bytes = query_bytes,
-    .prepare_query = prepare_query,
-    .attend = attend,
+    .kv = {{store_kv16, query_bytes16, prepare_query16, attend16},
+           {store_kv8, query_bytes8, prepare_query8, attend8}},
     .merge = merge,
 };
 

@@ -30,6 +30,15 @@ struct AttendChunk {
   float* out;      // [rows][head_dim] ... and of exp(score - maximum) * v
 };
 
+// What depends on how the cache stores its numbers.
+struct KvKernels {
+  // Writes the key and value of one token into place `slot` of its tile.
+  void (*store_kv)(uint8_t* tile, int slot, const float* k, const float* v, int head_dim);
+  size_t (*query_bytes)(int head_dim);
+  void (*prepare_query)(const float* q, int head_dim, float scale, void* prepared);
+  void (*attend)(const AttendChunk& chunk);
+};
+
 struct StepKernels {
   // y = x / rms(x) * gain over each run of `group` elements; gain has `group` elements. x may be y.
   void (*rms_norm)(const float* x, const float* gain, int width, int group, float eps, float* y);
@@ -47,11 +56,7 @@ struct StepKernels {
   // y.
   void (*rotate)(const float* x, const float* cos, const float* sin, int half, int head_dim, float* y);
 
-  // Writes the key and value of one token into place `slot` of its tile.
-  void (*store_kv)(uint8_t* tile, int slot, const float* k, const float* v, int head_dim);
-  size_t (*query_bytes)(int head_dim);
-  void (*prepare_query)(const float* q, int head_dim, float scale, void* prepared);
-  void (*attend)(const AttendChunk& chunk);
+  KvKernels kv[2];  // by KvType
   // Folds one chunk's (maximum, sum, out) into a row's running values. Chunks come in order of position.
   void (*merge)(float* maximum, float* sum, float* out, float chunk_maximum, float chunk_sum,
                 const float* chunk_out, int head_dim);

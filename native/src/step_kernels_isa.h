@@ -17,10 +17,14 @@ int argmax(const float* x, int n);
 void pack_columns(const Act& act, int token, int column, const float* x, int n);
 void rotate(const float* x, const float* cos, const float* sin, int half, int head_dim, float* y);
 
-void store_kv(uint8_t* tile, int slot, const float* k, const float* v, int head_dim);
-size_t query_bytes(int head_dim);
-void prepare_query(const float* q, int head_dim, float scale, void* prepared);
-void attend(const AttendChunk& chunk);
+void store_kv16(uint8_t* tile, int slot, const float* k, const float* v, int head_dim);
+size_t query_bytes16(int head_dim);
+void prepare_query16(const float* q, int head_dim, float scale, void* prepared);
+void attend16(const AttendChunk& chunk);
+void store_kv8(uint8_t* tile, int slot, const float* k, const float* v, int head_dim);
+size_t query_bytes8(int head_dim);
+void prepare_query8(const float* q, int head_dim, float scale, void* prepared);
+void attend8(const AttendChunk& chunk);
 void merge(float* maximum, float* sum, float* out, float chunk_maximum, float chunk_sum,
            const float* chunk_out, int head_dim);
 

@@ -72,6 +72,10 @@ TOQUE_INLINE void store_bf16(uint16_t* p, f32x16 a) {
   __m256i packed = _mm256_packus_epi32(half_to_bf16(a.lo), half_to_bf16(a.hi));
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
 }
+TOQUE_INLINE f32x16 load_i8(const int8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+}
 // Sixteen integers in -128..127 as bytes.
 TOQUE_INLINE void store_i8(int8_t* p, i32x16 a) {
   __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);

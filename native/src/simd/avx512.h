@@ -78,6 +78,11 @@ TOQUE_INLINE f32x16 to_f32(i32x16 a) {
   return emulated_join(_mm256_cvtepi32_ps(_mm256_load_si256((const __m256i*)lanes)),
                        _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i*)(lanes + 8))));
 }
+TOQUE_INLINE f32x16 load_i8(const int8_t* p) {
+  alignas(64) int32_t lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = p[i];
+  return to_f32(load(lanes));
+}
 TOQUE_INLINE i32x16 round_i32(f32x16 a) {
   alignas(64) int32_t lanes[16];
   _mm256_store_si256((__m256i*)lanes, _mm256_cvtps_epi32(emulated_half(a, 0)));
@@ -123,6 +128,7 @@ TOQUE_INLINE f32x16 select_first(int count, f32x16 a, f32x16 b) {
 #else
 // clang-format off
 TOQUE_INLINE f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+TOQUE_INLINE f32x16 load_i8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
 // Rounds to nearest, ties to even; |a| below 2^22.
 TOQUE_INLINE i32x16 round_i32(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 TOQUE_INLINE f32x16 load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }

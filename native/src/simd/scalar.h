@@ -80,6 +80,7 @@ template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { i32x16 r; TOQUE_LANE
 TOQUE_INLINE f32x16 as_f32(i32x16 a) { f32x16 r; memcpy(r.v, a.v, sizeof r); return r; }
 TOQUE_INLINE i32x16 as_i32(f32x16 a) { i32x16 r; memcpy(r.v, a.v, sizeof r); return r; }
 TOQUE_INLINE f32x16 to_f32(i32x16 a) { f32x16 r; TOQUE_LANES(r.v[i] = (float)a.v[i]); }
+TOQUE_INLINE f32x16 load_i8(const int8_t* p) { f32x16 r; TOQUE_LANES(r.v[i] = (float)p[i]); }
 // Rounds to nearest, ties to even; |a| below 2^22.
 TOQUE_INLINE i32x16 round_i32(f32x16 a) {
     i32x16 r;

@@ -117,7 +117,7 @@ class BackendOptions:
     isa: str = ""  # "": the best this machine has; also TOQUE_ISA
     max_batch_tokens: int = 2048  # upper bound on T in any step
     max_sequences: int = 256  # upper bound on S and on R; also the number of sampler slots
-    kv_dtype: str = "auto"
+    kv_dtype: str = "auto"  # how the KV cache stores its numbers: auto, bf16 (16 bits each), int8
     valid_vocab: int = 0  # ids at or above it are padding and can never be sampled; 0: all are valid
 
 

@@ -24,6 +24,7 @@ _TOKENS = 128  # of a prompt, enough for the kernels' full rate
 @click.option(
     "--kv-memory-mb", type=click.IntRange(0), default=0, help="Bound of the KV cache; 0: from free memory."
 )
+@click.option("--kv-dtype", default="auto", show_default=True, help="Of the KV cache: auto or int8.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="0: the CPUs this process may use.")
 @click.option("--quantize", default="", help="int8, int4 or fp8: as if it were quantized as it is loaded.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -32,6 +33,7 @@ def command(
     context_length: int,
     max_sequences: int,
     kv_memory_mb: int,
+    kv_dtype: str,
     threads: int,
     quantize: str,
     as_json: bool,
@@ -53,7 +55,11 @@ def command(
         checkpoint = quantize_checkpoint(checkpoint, quantize)
     config = checkpoint.config
     options = EngineOptions(
-        context_length=context_length, max_sequences=max_sequences, kv_memory_mb=kv_memory_mb, threads=threads
+        context_length=context_length,
+        max_sequences=max_sequences,
+        kv_memory_mb=kv_memory_mb,
+        kv_dtype=kv_dtype,
+        threads=threads,
     )
     context = served_context(config.context_length, options)
     plan = plan_memory(checkpoint, options, _native.packed_size, available_bytes())

@@ -26,6 +26,9 @@ import click
 @click.option("--isa", default=None, help="Force an instruction set, such as avx2; also TOQUE_ISA.")
 @click.option("--context-length", type=int, default=None, help="0: the model's own.")
 @click.option("--kv-memory-mb", type=int, default=None, help="Bound of the KV cache; 0: from free memory.")
+@click.option(
+    "--kv-dtype", default=None, help="KV cache: auto (16 bits a number) or int8 (half).  [default: auto]"
+)
 @click.option("--max-batch-tokens", type=int, default=None, help="Most tokens in one engine step.")
 @click.option("--max-sequences", type=int, default=None, help="Most requests that run at once.")
 @click.option(
@@ -56,6 +59,7 @@ def command(
     isa: str | None,
     context_length: int | None,
     kv_memory_mb: int | None,
+    kv_dtype: str | None,
     max_batch_tokens: int | None,
     max_sequences: int | None,
     step_target_ms: float | None,
@@ -91,6 +95,7 @@ def command(
             "engine.isa": isa,
             "engine.context_length": context_length,
             "engine.kv_memory_mb": kv_memory_mb,
+            "engine.kv_dtype": kv_dtype,
             "engine.max_batch_tokens": max_batch_tokens,
             "engine.max_sequences": max_sequences,
             "engine.step_target_ms": step_target_ms,

@@ -71,6 +71,7 @@ def load_engine(
             isa=options.isa,
             max_batch_tokens=options.max_batch_tokens,
             max_sequences=max_rows,
+            kv_dtype=options.kv_dtype,
             valid_vocab=valid,
         ),
     )

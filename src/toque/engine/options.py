@@ -25,6 +25,9 @@ class EngineOptions:
     context_length: int = 0
     kv_memory_mb: int = 0
     kv_blocks: int = 0  # overrides kv_memory_mb; tests use it
+    kv_dtype: str = (
+        "auto"  # of the KV cache: auto or bf16 (16 bits a number), or int8 (about half the memory)
+    )
     max_batch_tokens: int = 2048
     max_sequences: int = 64
     step_target_ms: float = 50.0
@@ -65,6 +68,10 @@ class EngineOptions:
         if self.quantize not in ("", "int8", "int4", "fp8"):
             raise ConfigError(
                 f"quantize must be int8, int4, fp8 or empty, got {self.quantize[:40]!r}", param="quantize"
+            )
+        if self.kv_dtype not in ("auto", "bf16", "int8"):
+            raise ConfigError(
+                f"kv_dtype must be auto, bf16 or int8, got {self.kv_dtype[:40]!r}", param="kv_dtype"
             )
         for name in ("threads", "context_length", "kv_memory_mb", "kv_blocks"):
             if getattr(self, name) < 0:

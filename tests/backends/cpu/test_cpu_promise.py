@@ -32,9 +32,13 @@ def quantized(checkpoint: Checkpoint, dtype: str) -> Checkpoint:
 
 
 def executable(dtype="Q8_0", *, threads=2, isa="", checkpoint=None):
+    """``dtype`` is a GGML type of the weights; "/int8" after it asks for that KV cache."""
+    dtype, _, kv_dtype = dtype.partition("/")
     checkpoint = checkpoint or quantized(tiny_llama(), dtype)
     graph = fuse(build_graph(checkpoint.config, checkpoint.tensors))
-    lowered = CpuBackend().lower(graph, checkpoint, BackendOptions(threads, isa, 512, 320))
+    lowered = CpuBackend().lower(
+        graph, checkpoint, BackendOptions(threads, isa, 512, 320, kv_dtype or "auto")
+    )
     lowered.allocate_kv(64)
     return lowered
 
@@ -44,7 +48,7 @@ def text():
     return np.random.default_rng(3).integers(0, 160, LENGTH).tolist()
 
 
-@pytest.fixture(scope="module", params=["Q8_0", "Q4_1", "F16"])
+@pytest.fixture(scope="module", params=["Q8_0", "Q4_1", "F16", "Q4_1/int8"])
 def dtype(request):
     return request.param
 
@@ -93,24 +97,27 @@ def test_neighbours_change_no_bit(dtype, text, alone):
     np.testing.assert_array_equal(np.concatenate(rows), alone)
 
 
-def test_garbage_in_a_reused_block_never_shows(text):
+@pytest.mark.parametrize("cache", ["", "/int8"])
+def test_garbage_in_a_reused_block_never_shows(text, cache):
     """A request that went wrong leaves NaN in its blocks; whoever gets them next must not notice."""
     names = [token for token in text if token != 159]
-    clean = executable("F16")
+    clean = executable("F16" + cache)
     expected = prefill_logits(clean, names, chunk=61, blocks=BLOCKS)
     checkpoint = quantized(tiny_llama(), "F16")
     table = checkpoint.tensors["token_embd.weight"]
     raw = table.raw.copy()
     raw[159] = np.full(raw.shape[1] // 2, np.nan, np.float16).view(np.uint8)
     tensors = {**checkpoint.tensors, table.name: TensorData(table.name, "F16", table.shape, raw)}
-    poisoned = executable(checkpoint=Checkpoint(checkpoint.path, "gguf", checkpoint.config, tensors, "F16"))
+    poison = Checkpoint(checkpoint.path, "gguf", checkpoint.config, tensors, "F16")
+    poisoned = executable("F16" + cache, checkpoint=poison)
     assert np.isnan(poisoned.logits(batch_of([([159] * 320, 0, BLOCKS)]))).all()
     np.testing.assert_array_equal(prefill_logits(poisoned, names, chunk=61, blocks=BLOCKS), expected)
 
 
+@pytest.mark.parametrize("dtype", ["Q4_1", "Q4_1/int8"])
 @pytest.mark.parametrize("isa", _native.isas())
-def test_the_promise_holds_on_every_instruction_set(text, isa):
+def test_the_promise_holds_on_every_instruction_set(text, isa, dtype):
     short = text[:40]
-    whole = prefill_logits(executable("Q4_1", isa=isa), short, blocks=BLOCKS)
-    cut = prefill_logits(executable("Q4_1", isa=isa, threads=1), short, chunk=9, blocks=BLOCKS[::-1])
+    whole = prefill_logits(executable(dtype, isa=isa), short, blocks=BLOCKS)
+    cut = prefill_logits(executable(dtype, isa=isa, threads=1), short, chunk=9, blocks=BLOCKS[::-1])
     np.testing.assert_array_equal(cut, whole)

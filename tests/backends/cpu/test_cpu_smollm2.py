@@ -34,20 +34,31 @@ def tokens(checkpoint):
     return load_tokenizer(checkpoint).encode(text, add_special=True)[:POSITIONS]
 
 
-@pytest.fixture(scope="module")
-def cpu(checkpoint):
+def lowered(checkpoint, kv_dtype="auto"):
     graph = fuse(build_graph(checkpoint.config, checkpoint.tensors))
-    executable = CpuBackend().lower(graph, checkpoint, BackendOptions(2, max_sequences=256))
+    executable = CpuBackend().lower(
+        graph, checkpoint, BackendOptions(2, max_sequences=256, kv_dtype=kv_dtype)
+    )
     executable.allocate_kv(40)
     return executable
 
 
-def test_logits_are_closer_to_the_float_model_than_llama_cpp(cpu):
+@pytest.fixture(scope="module")
+def cpu(checkpoint):
+    return lowered(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "mean", "top", "agreeing"), [("auto", 0.0008, 0.01, 0.97), ("int8", 0.0016, 0.04, 0.955)]
+)
+def test_logits_are_closer_to_the_float_model_than_llama_cpp(checkpoint, kv_dtype, mean, top, agreeing):
     """Over 500 positions llama.cpp has, on the same file, a mean KL of 0.00307 and a top-1 agreement of 0.958.
 
     Measured here: 0.00056 and 0.984 (benchmarks/accuracy.py); 0.00047 by this test's measure, which knows only the 64
-    likeliest tokens and is a lower bound. The bounds leave room for another processor's rounding.
+    likeliest tokens and is a lower bound. With an int8 cache: 0.00110 and 0.974. The bounds leave room for another
+    processor's rounding.
     """
+    cpu = lowered(checkpoint, kv_dtype)
     with np.load(GOLDEN) as golden:
         tokens, ids, p = (
             golden["tokens"].tolist(),
@@ -58,9 +69,9 @@ def test_logits_are_closer_to_the_float_model_than_llama_cpp(cpu):
     q = np.take_along_axis(logits, ids, 1) - np.logaddexp.reduce(logits, axis=1, keepdims=True)
     others = [np.log1p(-np.exp(x).sum(axis=1).clip(max=1 - 1e-9)) for x in (p, q)]
     divergence = (np.exp(p) * (p - q)).sum(axis=1) + np.exp(others[0]) * (others[0] - others[1])
-    assert divergence.mean() < 0.0008
-    assert divergence.max() < 0.01
-    assert (ids[:, 0] == logits.argmax(1)).mean() >= 0.97
+    assert divergence.mean() < mean
+    assert divergence.max() < top
+    assert (ids[:, 0] == logits.argmax(1)).mean() >= agreeing
 
 
 def test_a_narrow_choice_falls_as_in_the_float_model(checkpoint, cpu):

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class CpuBackend:
-    """Packed weights, int8 activations and paged bf16 attention; see native/src."""
+    """Packed weights, int8 activations and paged attention over a 16-bit or int8 cache; see native/src."""
 
     name = "cpu"
 
     def lower(self, graph: Graph, checkpoint: Checkpoint, options: BackendOptions) -> CpuExecutable:
-        if options.kv_dtype not in ("auto", "bf16"):
+        if options.kv_dtype not in ("auto", "bf16", "int8"):
             raise ConfigError(
-                f"kv_dtype must be auto or bf16 on the cpu backend, got {options.kv_dtype!r}",
+                f"kv_dtype must be auto, bf16 or int8 on the cpu backend, got {options.kv_dtype!r}",
                 param="kv_dtype",
             )
         try:

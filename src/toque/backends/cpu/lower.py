@@ -58,7 +58,7 @@ class Lowering:
                     f"head_dim must be a multiple of {TILE} on the cpu backend, got {kv.head_dim}",
                     param="head_dim",
                 )
-            self._model.add_kv_layer(kv.n_kv_heads, kv.head_dim)
+            self._model.add_kv_layer(kv.n_kv_heads, kv.head_dim, int8=self._options.kv_dtype == "int8")
         for index, node in enumerate(self._graph.nodes):
             lower = _OPS.get(node.op)
             if lower is None:

@@ -38,6 +38,21 @@ class ReferenceBackend:
         return ReferenceExecutable(graph, weights, options)
 
 
+KV_GROUP = 32  # dims of a token's key or value that share a scale in an int8 cache
+
+
+def int8_cache(x: Float32) -> Float32:
+    """Keys or values [T, Hkv, D] as an int8 cache gives them back: codes times the f16 scale of their 32 dims."""
+    out = np.empty_like(x)
+    for begin in range(0, x.shape[-1], KV_GROUP):
+        part = x[..., begin : begin + KV_GROUP]
+        scale = (np.abs(part).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float16)
+        scale = scale.astype(np.float32)
+        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+        out[..., begin : begin + KV_GROUP] = np.clip(np.rint(part * inverse), -127, 127) * scale
+    return out
+
+
 class ReferenceExecutable:
     """See `toque.backends.base.Executable`. The whole step is one pass over the nodes; nothing is reused."""
 
@@ -47,6 +62,7 @@ class ReferenceExecutable:
         self._graph = graph
         self._weights = weights
         self._options = options
+        self._stored = int8_cache if options.kv_dtype == "int8" else _as_it_is
         self._valid_vocab = min(options.valid_vocab or self.vocab_size, self.vocab_size)
         self._samplers: list[Sampler | None] = [None] * options.max_sequences
         self._keys: list[Float32] = []
@@ -89,7 +105,7 @@ class ReferenceExecutable:
         return result
 
     def logits(self, batch: StepBatch) -> Float32:
-        run = _Step(self._weights, self._keys, self._values, batch)
+        run = _Step(self._weights, self._keys, self._values, batch, self._stored)
         for node in self._graph.nodes:
             run.execute(node)
         return run.values[self._graph.output.id]
@@ -116,13 +132,19 @@ class _Step:
     """One pass over the graph: the batch, and every value computed so far by id."""
 
     def __init__(
-        self, weights: dict[str, Float32], keys: list[Float32], values: list[Float32], batch: StepBatch
+        self,
+        weights: dict[str, Float32],
+        keys: list[Float32],
+        values: list[Float32],
+        batch: StepBatch,
+        stored: Callable[[Float32], Float32],
     ) -> None:
         self.values: dict[int, Float32] = {}
         self._weights = weights
         self._keys = keys
         self._values = values
         self._batch = batch
+        self._stored = stored  # what the cache gives back of what is written to it
 
     def execute(self, node: Node) -> None:
         run = _OPS.get(node.op)
@@ -169,8 +191,8 @@ class _Step:
             table, context = batch.block_tables[sequence], int(batch.context[sequence])
             positions = batch.positions[start:stop]
             blocks, offsets = table[positions // BLOCK_SIZE], positions % BLOCK_SIZE
-            keys[blocks, offsets] = k[start:stop].reshape(-1, n_kv_heads, head_dim)
-            values[blocks, offsets] = v[start:stop].reshape(-1, n_kv_heads, head_dim)
+            for cache, new in ((keys, k), (values, v)):
+                cache[blocks, offsets] = self._stored(new[start:stop].reshape(-1, n_kv_heads, head_dim))
             used = table[: -(-context // BLOCK_SIZE)]
             seen_keys, seen_values = (_by_head(cache[used]) for cache in (keys, values))
             for row, position in zip(range(start, stop), positions, strict=True):
@@ -221,6 +243,10 @@ class _Step:
         router, gate, up, down = (self._weights[name] for name in node.weights)
         attrs = node.attrs
         return ops.moe(x, router, (gate, up, down), attrs["n_used"], attrs["act"], attrs["norm"])
+
+
+def _as_it_is(x: Float32) -> Float32:
+    return x
 
 
 def _by_head(blocks: Float32) -> Float32:

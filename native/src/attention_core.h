@@ -1,0 +1,157 @@
+// Attention over one chunk of the paged cache; layouts in kv_cache.h, the contract in step_kernels.h.
+//
+// For each tile of 16 tokens, the scores of up to six query rows are kept in registers while K streams by;
+// then one softmax per row; then, 16 or more output columns at a time, the same rows accumulate p * V. The
+// number of rows and tiles that share a pass only changes what is kept in registers, never the order of any
+// sum.
+//
+// `Cache` is one number format of the cache: how it is stored, and the two products over it:
+//
+//   Element                        of prepared queries and of probabilities
+//   tiles_at_once(R), columns_at_once(R)   how many tiles, columns / 16, R rows take at once
+//   score<R, N>(c, row, tile, prefetch_v)  scores of R rows against N tiles
+//   accumulate<R, C>(c, row, column, first_tile, prefetch_k)   out[:, columns] of R rows = probabilities * V
+//   store_elements(p, x)
+#pragma once
+
+#include "simd.h"
+#include "step_kernels_isa.h"
+
+namespace toque::TOQUE_ISA {
+namespace {
+
+constexpr int kTile = 16;
+constexpr int kChunk = 256;
+constexpr int kMaxRows = 6;  // rows that share a pass over K or V
+constexpr float kMasked = -1e30f;
+
+// On AVX2 there are 16 registers of half the width and twelve hold sums, so the compiler must not hold loads
+// or broadcasts for the next products at the same time: the fence makes it load them again.
+#if defined(TOQUE_SIMD_AVX512)
+#define TOQUE_FENCE
+#else
+#define TOQUE_FENCE asm volatile("" ::: "memory")
+#endif
+
+template <class Cache>
+TOQUE_INLINE const typename Cache::Element* query(const AttendChunk& c, int row) {
+  return (const typename Cache::Element*)c.queries + (size_t)row * c.head_dim;
+}
+TOQUE_INLINE float* scores(const AttendChunk& c, int row) { return c.scores + (size_t)row * kChunk; }
+// A row's probabilities replace its scores.
+template <class Cache>
+TOQUE_INLINE typename Cache::Element* probabilities(const AttendChunk& c, int row) {
+  return (typename Cache::Element*)scores(c, row);
+}
+
+template <class Cache, int R>
+void score_rows(const AttendChunk& c, int row, int tile, int count, bool prefetch_v) {
+  constexpr int N = Cache::tiles_at_once(R);
+  if (count == N) {
+    Cache::template score<R, N>(c, row, tile, prefetch_v);
+  } else {
+    for (int n = 0; n < count; ++n) Cache::template score<R, 1>(c, row, tile + n, prefetch_v);
+  }
+}
+
+template <class Cache, int R>
+void accumulate_rows(const AttendChunk& c, int row, int first_tile, bool prefetch_k) {
+  constexpr int C = Cache::columns_at_once(R);
+  int column = 0;
+  for (; column + C * kTile <= c.head_dim; column += C * kTile) {
+    Cache::template accumulate<R, C>(c, row, column, first_tile, prefetch_k && column == 0);
+  }
+  for (; column < c.head_dim; column += kTile)
+    Cache::template accumulate<R, 1>(c, row, column, first_tile, false);
+}
+
+#define TOQUE_FOR_ROWS(n, call) \
+  switch (n) {                  \
+    case 1:                     \
+      call(1);                  \
+      break;                    \
+    case 2:                     \
+      call(2);                  \
+      break;                    \
+    case 3:                     \
+      call(3);                  \
+      break;                    \
+    case 4:                     \
+      call(4);                  \
+      break;                    \
+    case 5:                     \
+      call(5);                  \
+      break;                    \
+    default:                    \
+      call(6);                  \
+      break;                    \
+  }
+
+// Lanes of the tile at `base` that the row may see, others replaced.
+TOQUE_INLINE f32x16 mask(f32x16 x, int base, int first, int last, f32x16 hidden) {
+  if (base + kTile > last) x = select_first(last > base ? last - base : 0, x, hidden);
+  if (base < first) x = select_first(first - base < kTile ? first - base : kTile, hidden, x);
+  return x;
+}
+
+template <class Cache>
+void softmax_row(const AttendChunk& c, int row, int tile_begin, int tile_end) {
+  float* s = scores(c, row);
+  const int first = c.first[row], last = c.last[row];
+  const f32x16 hidden = broadcast(kMasked);
+  f32x16 top = hidden;
+  for (int tile = tile_begin; tile < tile_end; ++tile) {
+    f32x16 x = load(s + tile * kTile);
+    if (c.softcap > 0.0f) x = broadcast(c.softcap) * tanh(x * broadcast(1.0f / c.softcap));
+    x = mask(x, tile * kTile, first, last, hidden);
+    store(s + tile * kTile, x);
+    top = max(top, x);
+  }
+  const float maximum = reduce_max(top);
+  f32x16 sum = zero_f32();
+  for (int tile = tile_begin; tile < tile_end; ++tile) {
+    f32x16 e = exp(load(s + tile * kTile) - broadcast(maximum));
+    e = mask(e, tile * kTile, first, last, zero_f32());  // exactly zero, so that hidden tokens change no bit
+    sum = sum + e;
+    Cache::store_elements(probabilities<Cache>(c, row) + tile * kTile, e);
+  }
+  c.maximum[row] = maximum;
+  c.sum[row] = reduce_add(sum);
+}
+
+template <class Cache>
+void attend_with(const AttendChunk& c) {
+  int first = kChunk, last = 0;
+  for (int r = 0; r < c.rows; ++r) {
+    if (c.first[r] >= c.last[r]) continue;  // sees nothing of this chunk
+    if (c.first[r] < first) first = c.first[r];
+    if (c.last[r] > last) last = c.last[r];
+  }
+  const int tile_begin = first / kTile, tile_end = (last + kTile - 1) / kTile;
+  // The tiles' loop is outside, so that a tile of K stays in L1 for all rows.
+  const int step = c.rows >= 4 ? Cache::tiles_at_once(kMaxRows) : Cache::tiles_at_once(c.rows);
+  for (int tile = tile_begin; tile < tile_end; tile += step) {
+    const int count = tile_end - tile < step ? tile_end - tile : step;
+    for (int row = 0; row < c.rows; row += kMaxRows) {
+#define TOQUE_CALL(R) score_rows<Cache, R>(c, row, tile, count, row == 0)
+      TOQUE_FOR_ROWS(c.rows - row, TOQUE_CALL)
+#undef TOQUE_CALL
+    }
+  }
+  for (int row = 0; row < c.rows; ++row) softmax_row<Cache>(c, row, tile_begin, tile_end);
+  for (int row = 0; row < c.rows; row += kMaxRows) {
+#define TOQUE_CALL(R) accumulate_rows<Cache, R>(c, row, tile_begin, row == 0)
+    TOQUE_FOR_ROWS(c.rows - row, TOQUE_CALL)
+#undef TOQUE_CALL
+  }
+}
+
+template <class Cache>
+void prepare_query_with(const float* q, int head_dim, float scale, void* prepared) {
+  for (int d = 0; d < head_dim; d += kTile) {
+    Cache::store_elements((typename Cache::Element*)prepared + d, load(q + d) * broadcast(scale));
+  }
+}
+
+}  // namespace
+}  // namespace toque::TOQUE_ISA
