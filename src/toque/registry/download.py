@@ -79,16 +79,17 @@ def download(
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
             if status < 500 and status != 429:
-                raise DownloadError(f"{remote.name}: {_host(remote.url)} answered {status}") from error
-            failure: Exception = error
+                raise DownloadError(f"{remote.name}: {_host(remote.url)} answered {status}") from None
+            reason, busy = f"it answered {status}", True
         except httpx.HTTPError as error:
-            failure = error
+            reason, busy = f"{type(error).__name__}: {str(error)[:120]}", False
         after = part.stat().st_size if part.exists() else 0
-        if attempt == ATTEMPTS - 1 or (attempt >= 2 and after <= before):
+        if attempt == ATTEMPTS - 1 or (attempt >= 2 and after <= before and not busy):
+            # Raised from nothing: the library's own words show the address, and that may be a signed one.
             raise DownloadError(
-                f"{remote.name}: the download from {_host(remote.url)} broke off after {after} bytes "
-                f"({type(failure).__name__}: {str(failure)[:120]}); pull again to continue"
-            ) from failure
+                f"{remote.name}: the download from {_host(remote.url)} broke off after {after} bytes ({reason}); "
+                "pull again to continue"
+            ) from None
         time.sleep(pause_s * 2**attempt)
     digest = _checked(remote, part, report)
     os.replace(part, target)
@@ -103,6 +104,8 @@ def _transfer(client: httpx.Client, remote: Remote, part: Path, report: Report) 
     validator = _validator(part)
     start = part.stat().st_size if part.exists() else 0
     if remote.size is not None and start == remote.size:
+        with disk(remote.name):
+            part.touch()  # an empty file is complete before it begins
         return
     headers = dict(remote.headers)
     headers["Accept-Encoding"] = "identity"  # a Range counts the bytes that are sent

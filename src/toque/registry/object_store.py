@@ -90,8 +90,12 @@ class ObjectStore:
 
         size = path.stat().st_size
         with _reported(f"{self.shown}/{key}"):
-            # Every part carries its own checksum, which the server compares; the whole is compared here.
-            obstore.put(self._store, key, _checked(path, size, sha256, report, name), chunk_size=PART)
+            # Every request carries a checksum, which the server compares; the whole is compared here.
+            pieces = _checked(path, size, sha256, report, name)
+            if size <= PART:
+                obstore.put(self._store, key, b"".join(pieces))
+            else:
+                obstore.put(self._store, key, pieces, chunk_size=PART)
         stored = self.find(key)
         if stored is None or stored.size != size:
             found = "nothing" if stored is None else f"{stored.size} bytes"
