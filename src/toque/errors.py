@@ -19,6 +19,7 @@
     │   ├── RateLimitError          this key has used its allowance: 429
     │   ├── RequestInProgressError  the same request is being answered: 409
     │   └── UnavailableError        loading, draining, or no replica alive: 503
+    │       └── VersionGoneError        this version of the model is not served any more
     ├── DeadlineError           the request's deadline passed: 504
     ├── CancelledError          the client left; nobody reads the answer: 499
     ├── ModelError              a model file or folder cannot be used: 422 over the admin API
@@ -150,6 +151,10 @@ class BudgetError(OverloadedError):
 
 class UnavailableError(OverloadedError):
     code = "service_unavailable"
+
+
+class VersionGoneError(UnavailableError):
+    """The request has been prepared for a version that is gone; prepared for another, it can be answered."""
 
 
 class DeadlineError(ToqueError):

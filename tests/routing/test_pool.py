@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from toque.errors import DeadlineError, QueueFullError, ReplicaDiedError, RequestError, UnavailableError
-from toque.routing.base import OnRoute, ReplicaEntry, ReplicaState, RouteEvent, RouteKind
+from toque.routing.base import OnRoute, ReplicaEntry, ReplicaState, RouteEvent, RouteKind, RoutingTable
 from toque.routing.fake import FakeEngineClient, Script
 from toque.routing.pool import ReplicaPool
-from toque.types import EngineRequest, ModelCard, SamplingParams, SequenceOutput
+from toque.types import EngineRequest, EngineStats, ModelCard, SamplingParams, SequenceOutput
+
+
+def table(*entries: ReplicaEntry, **fields: object) -> RoutingTable:
+    return RoutingTable("m", entries, **fields)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -26,16 +30,18 @@ class FakeSession(FakeEngineClient):
     card: ModelCard | None = None
     started: bool = False
     closed: bool = False
-
-    @property
-    def in_flight(self) -> int:
-        return self.running
+    on_stats: Callable[[EngineStats], None] | None = None
+    given_up: list[asyncio.Event] = field(default_factory=list)
 
     def start(self) -> None:
         self.started = True
 
     async def close(self) -> None:
         self.closed = True
+
+    def abandon(self, why: str) -> None:
+        for each in self.given_up:
+            each.set()
 
     def become(self, state: ReplicaState, reason: str = "") -> None:
         self.state, self.reason = state, reason
@@ -44,13 +50,32 @@ class FakeSession(FakeEngineClient):
     async def generate(
         self, request: EngineRequest, on_route: OnRoute | None = None
     ) -> AsyncGenerator[SequenceOutput, None]:
+        given_up = asyncio.Event()
+        self.given_up.append(given_up)
+        started = False
         try:
             async with aclosing(super().generate(request)) as outputs:
-                async for output in outputs:
+                while True:
+                    following = asyncio.ensure_future(anext(outputs))
+                    giving_up = asyncio.ensure_future(given_up.wait())
+                    await asyncio.wait({following, giving_up}, return_when=asyncio.FIRST_COMPLETED)
+                    giving_up.cancel()
+                    if not following.done():
+                        following.cancel()
+                        await asyncio.wait({following})
+                        raise (ReplicaDiedError if started else UnavailableError)("nothing heard")
+                    try:
+                        output = following.result()
+                    except StopAsyncIteration:
+                        return
+                    started = True
                     yield output
-        except (UnavailableError, ReplicaDiedError):
-            self.state, self.reason = ReplicaState.DEAD, "killed"
+        except (UnavailableError, ReplicaDiedError) as error:
+            if error.message.startswith("died"):
+                self.state, self.reason = ReplicaState.DEAD, "killed"
             raise
+        finally:
+            self.given_up.remove(given_up)
 
 
 @dataclass
@@ -89,7 +114,7 @@ async def collect(pool: ReplicaPool, asked: EngineRequest | None = None) -> list
 async def test_spreads_over_the_least_loaded() -> None:
     fleet = Fleet({"a.1": Script(tokens=[1, 2], delay_s=0.05), "b.1": Script(tokens=[1, 2], delay_s=0.05)})
     pool = fleet.pool()
-    pool.apply([entry("a"), entry("b")])
+    pool.apply(table(entry("a"), entry("b")))
     await asyncio.gather(*(collect(pool, request(str(i))) for i in range(10)))
     assert [len(s.requests) for s in fleet.sessions.values()] == [5, 5]
     await pool.close()
@@ -99,33 +124,16 @@ async def test_spreads_over_the_least_loaded() -> None:
 async def test_what_was_not_begun_is_tried_on_another_replica() -> None:
     fleet = Fleet({"a.1": Script(error=UnavailableError("died"))})
     pool = fleet.pool()
-    pool.apply([entry("a"), entry("b")])
+    pool.apply(table(entry("a"), entry("b")))
     assert await collect(pool) == [1, 2, 3]
     assert [len(s.requests) for s in fleet.sessions.values()] == [1, 1]
-    await pool.close()
-
-
-async def test_what_had_begun_is_not_sent_again() -> None:
-    fleet = Fleet({"a.1": Script(tokens=[1, 2, 3], error=ReplicaDiedError("died"), fail_at=2)})
-    pool = fleet.pool()
-    pool.apply([entry("a"), entry("b")])
-    got: list[int] = []
-
-    async def read() -> None:
-        async for output in pool.generate(request()):
-            got.extend(output.tokens)
-
-    with pytest.raises(ReplicaDiedError, match="died"):
-        await read()
-    assert got == [1, 2]
-    assert not fleet.sessions["b", 1].requests
     await pool.close()
 
 
 async def test_a_request_that_kills_replicas_stops_after_two() -> None:
     fleet = Fleet({f"{name}.1": Script(error=UnavailableError("died")) for name in "abc"})
     pool = fleet.pool()
-    pool.apply([entry("a"), entry("b"), entry("c")])
+    pool.apply(table(entry("a"), entry("b"), entry("c")))
     with pytest.raises(UnavailableError, match="died"):
         await collect(pool)
     assert sum(len(s.requests) for s in fleet.sessions.values()) == 2
@@ -135,12 +143,12 @@ async def test_a_request_that_kills_replicas_stops_after_two() -> None:
 async def test_waits_for_a_restarted_replica_and_goes_there() -> None:
     fleet = Fleet({"a.1": Script(error=UnavailableError("died"))})
     pool = fleet.pool()
-    pool.apply([entry("a")])
+    pool.apply(table(entry("a")))
     reading = asyncio.create_task(collect(pool))
     await asyncio.sleep(0.02)
     assert (pool.waiting, pool.state) == (1, ReplicaState.STARTING)
     assert "restarting: killed" in pool.reason
-    pool.apply([entry("a", 2)])
+    pool.apply(table(entry("a", 2)))
     assert await reading == [1, 2, 3]
     assert fleet.sessions["a", 1].closed
     await pool.close()
@@ -149,7 +157,7 @@ async def test_waits_for_a_restarted_replica_and_goes_there() -> None:
 async def test_refusals_of_the_request_are_not_tried_elsewhere() -> None:
     fleet = Fleet({"a.1": Script(error=RequestError("no"))})
     pool = fleet.pool()
-    pool.apply([entry("a"), entry("b")])
+    pool.apply(table(entry("a"), entry("b")))
     with pytest.raises(RequestError, match="no"):
         await collect(pool)
     assert not fleet.sessions["b", 1].requests
@@ -161,7 +169,7 @@ async def test_a_full_replica_is_passed_over_and_all_full_is_said() -> None:
         {"a.1": Script(error=QueueFullError("full")), "b.1": Script(error=QueueFullError("full too"))}
     )
     pool = fleet.pool()
-    pool.apply([entry("a"), entry("b")])
+    pool.apply(table(entry("a"), entry("b")))
     with pytest.raises(QueueFullError, match="full too"):
         await collect(pool)
     await pool.close()
@@ -170,7 +178,7 @@ async def test_a_full_replica_is_passed_over_and_all_full_is_said() -> None:
 async def test_waits_while_replicas_load_but_not_for_ever_and_not_too_many() -> None:
     fleet = Fleet(state=ReplicaState.STARTING)
     pool = fleet.pool(wait_s=0.2, max_waiting=2)
-    pool.apply([entry("a")])
+    pool.apply(table(entry("a")))
     reading = [asyncio.create_task(collect(pool, request(str(i)))) for i in range(2)]
     await asyncio.sleep(0.01)
     assert pool.stats().waiting == 2
@@ -186,7 +194,7 @@ async def test_waits_while_replicas_load_but_not_for_ever_and_not_too_many() -> 
 
 async def test_a_deadline_ends_the_wait() -> None:
     pool = Fleet(state=ReplicaState.STARTING).pool(wait_s=5)
-    pool.apply([entry("a")])
+    pool.apply(table(entry("a")))
     with pytest.raises(DeadlineError):
         await collect(pool, request(deadline=time.time() - 1))
     await pool.close()
@@ -195,10 +203,10 @@ async def test_a_deadline_ends_the_wait() -> None:
 async def test_a_crash_loop_fails_requests_at_once_with_its_reason() -> None:
     fleet = Fleet(state=ReplicaState.STARTING)
     pool = fleet.pool()
-    pool.apply([entry("a")])
+    pool.apply(table(entry("a")))
     waiting = asyncio.create_task(collect(pool))
     await asyncio.sleep(0.01)
-    pool.apply([entry("a", 2, ReplicaState.DEAD, "tensor 7 is cut off")])
+    pool.apply(table(entry("a", 2, ReplicaState.DEAD, "tensor 7 is cut off")))
     with pytest.raises(UnavailableError, match="tensor 7 is cut off"):
         await waiting
     assert (pool.state, pool.reason) == (ReplicaState.DEAD, "tensor 7 is cut off")
@@ -210,7 +218,7 @@ async def test_a_crash_loop_fails_requests_at_once_with_its_reason() -> None:
 async def test_degraded_and_draining_replicas_are_avoided_while_another_is_ready() -> None:
     fleet = Fleet()
     pool = fleet.pool()
-    pool.apply([entry("a"), entry("b"), entry("c", state=ReplicaState.DRAINING)])
+    pool.apply(table(entry("a"), entry("b"), entry("c", state=ReplicaState.DRAINING)))
     fleet.sessions["a", 1].become(ReplicaState.DEGRADED)
     await collect(pool)
     assert [len(s.requests) for s in fleet.sessions.values()] == [0, 1, 0]
@@ -222,7 +230,7 @@ async def test_degraded_and_draining_replicas_are_avoided_while_another_is_ready
 
 async def test_closing_ends_those_who_wait() -> None:
     pool = Fleet(state=ReplicaState.STARTING).pool()
-    pool.apply([entry("a")])
+    pool.apply(table(entry("a")))
     waiting = asyncio.create_task(collect(pool))
     await asyncio.sleep(0.01)
     await pool.close()
@@ -233,7 +241,7 @@ async def test_closing_ends_those_who_wait() -> None:
 async def test_abandoning_an_answer_reaches_the_replica() -> None:
     fleet = Fleet({"a.1": Script(tokens=[1], hold=True)})
     pool = fleet.pool()
-    pool.apply([entry("a")])
+    pool.apply(table(entry("a")))
     stream = pool.generate(request())
     await anext(stream)
     await stream.aclose()
@@ -244,7 +252,7 @@ async def test_abandoning_an_answer_reaches_the_replica() -> None:
 async def test_stats_are_the_sum() -> None:
     fleet = Fleet()
     pool = fleet.pool()
-    pool.apply([entry("a"), entry("b")])
+    pool.apply(table(entry("a"), entry("b")))
     await collect(pool)
     await collect(pool)
     assert (pool.stats().generated_tokens, pool.stats().prompt_tokens) == (6, 2)
@@ -254,7 +262,7 @@ async def test_stats_are_the_sum() -> None:
 async def test_tells_where_a_request_went_and_why() -> None:
     fleet = Fleet({"a.1": Script(error=UnavailableError("died"))}, state=ReplicaState.STARTING)
     pool = fleet.pool()
-    pool.apply([entry("a"), entry("b", 3)])
+    pool.apply(table(entry("a"), entry("b", 3)))
     heard: list[RouteEvent] = []
 
     async def read() -> None:

@@ -12,7 +12,7 @@ from toque.fleet.placement.base import PARENT_PID, ReplicaSpec
 from toque.fleet.placement.local import LocalPlacement, Log, log_to_stderr
 from toque.fleet.run_folder import RunFolder
 from toque.fleet.supervisor import HangBounds, Health, Supervisor
-from toque.routing.base import ReplicaEntry
+from toque.routing.base import ReplicaEntry, RoutingTable
 from toque.routing.pool import ReplicaPool
 
 LEASE_S = 30.0
@@ -124,7 +124,8 @@ class LocalDeployment:
         return spec
 
     def _apply(self) -> None:
-        self.pool.apply([s.entry for s in self.supervisors if s.entry.address])
+        entries = tuple(s.entry for s in self.supervisors if s.entry.address)
+        self.pool.apply(RoutingTable(self.name, entries))
 
     def _changed(self) -> None:
         for supervisor in self.supervisors:

@@ -25,7 +25,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class HangBounds:
-    """A replica is replaced when it has said nothing for ``silent_s`` (its heartbeat is a second), when it has been
+    """A replica is replaced when it has said nothing for ``silent_s`` (its heartbeat is half a second), when it has been
     degraded (no step finishes) for ``degraded_s``, or when it lives on without its session for ``lost_s``."""
 
     silent_s: float = 6.0

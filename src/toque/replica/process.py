@@ -91,7 +91,7 @@ def _serve(
 ) -> None:
     give_up: float | None = None
     while not engine.finished:
-        local.serve_once(_TICK_S if replica.busy or replica.draining_s is not None else 2 * _TICK_S)
+        local.serve_once(_TICK_S)
         signals.act()
         now = time.monotonic()
         replica.tick(now)

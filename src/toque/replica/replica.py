@@ -12,9 +12,10 @@ from toque.proto.messages import PROTOCOL, encode_error, encode_stats, parse_cli
 from toque.replica.health import Progress
 from toque.replica.loop import StepLoop
 from toque.replica.requests import Aborted, Ended, Link, Session, Submitted
+from toque.replica.usage import with_process
 from toque.types import EngineStats
 
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 0.5
 MAX_GRACE_S = 24 * 3600.0
 
 
@@ -102,7 +103,7 @@ class Replica:
         """The step loop's report, passed on to every session."""
         self._stats = stats
         self._stats_at = time.monotonic()
-        payload = encode_stats(stats)
+        payload = encode_stats(with_process(stats))
         for session in self._sessions:
             session.link.send(payload)
 

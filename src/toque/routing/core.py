@@ -104,6 +104,10 @@ class ClientCore:
                 raise WireError("a ServerMessage without a body")
         return False
 
+    def abort_all(self) -> bytes:
+        """The payload that aborts every open answer; empty where there is none."""
+        return encode_abort(list(self._answers)) if self._answers else b""
+
     def fail_all(self, error_of: _ErrorOf) -> None:
         """The session is over: every open answer fails with what ``error_of`` says of it."""
         answers = list(self._answers.values())

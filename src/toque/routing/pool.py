@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import fields
-from typing import Protocol
 
-from toque.errors import DeadlineError, QueueFullError, UnavailableError
-from toque.routing.base import EngineClient, OnRoute, ReplicaEntry, ReplicaState, RouteEvent, RouteKind
-from toque.routing.policies.least_load import Load, least_load
-from toque.routing.session import ReplicaSession
+from toque.errors import (
+    DeadlineError,
+    QueueFullError,
+    ReplicaDiedError,
+    ToqueError,
+    UnavailableError,
+    VersionGoneError,
+)
+from toque.routing.base import OnRoute, ReplicaEntry, ReplicaState, RoutingTable
+from toque.routing.journey import Journey, MoveBounds, engine_gave_up
+from toque.routing.policies import policy_named
+from toque.routing.policies.base import Key
+from toque.routing.target import OpenSession, Session, Target, open_session
 from toque.types import EngineRequest, EngineStats, ModelCard, SequenceOutput
-
-Key = tuple[str, int]  # replica id and epoch: one process
-Policy = Callable[[Sequence[Load]], int]
 
 _BEST_FIRST = (
     ReplicaState.READY,
@@ -26,230 +31,426 @@ _BEST_FIRST = (
     ReplicaState.DRAINING,
     ReplicaState.DEAD,
 )
-_RECHECK_S = 0.5  # silence makes a replica degraded without an event
-
-
-class Session(EngineClient, Protocol):
-    """What the pool needs of a ReplicaSession."""
-
-    @property
-    def in_flight(self) -> int: ...
-
-    @property
-    def silent_s(self) -> float: ...
-
-    @property
-    def card(self) -> ModelCard | None: ...
-
-    def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-def open_session(entry: ReplicaEntry, on_change: Callable[[], None]) -> Session:
-    return ReplicaSession(f"{entry.replica_id}.{entry.epoch}", entry.address, on_change=on_change)
+_SERVING = (ReplicaState.READY, ReplicaState.DEGRADED)
+_RECHECK_S = 0.5  # deadlines pass without an event
+_WATCH_S = 0.2  # silence is no event: it has to be looked for
+SILENCE_S = 1.5  # a replica is heard twice a second, whatever it does
+STUCK_S = 2.0
 
 
 class ReplicaPool:
-    """Sends each request to one of the replicas that `apply` last named. An EngineClient.
+    """Sends each request to one of the replicas in the table that `apply` was last given. An EngineClient.
 
-    A request is tried on another replica (or on the same one restarted) only while nothing of its answer has arrived,
-    and after a replica has died under it at most ``max_deaths`` times: a request that kills replicas stops there.
-    While no replica can take it, but one is coming up, a request waits at most ``wait_s``; at most ``max_waiting``
-    requests wait, the next gets QueueFullError.
+    A request whose replica dies, is silent for ``stuck_s`` or gives it up goes to another of the same version: as it
+    was while nothing of its answer has arrived, else with the tokens that have, so that the answer goes on where it
+    was and its reader notices a pause at most. `MoveBounds` ends that for a request that kills replicas.
+
+    While no replica can take it, but one is coming up (or an arrival wakes one, or arrivals are held), a request waits
+    at most ``wait_s``, in the order of arrival; at most ``max_waiting`` new ones wait, the next gets QueueFullError.
+    What had been accepted before always may. ``on_wait`` hears of each that begins to wait.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        policy: Policy = least_load,
         wait_s: float = 30.0,
         max_waiting: int = 256,
-        max_deaths: int = 2,
-        open_session: Callable[[ReplicaEntry, Callable[[], None]], Session] = open_session,
+        bounds: MoveBounds | None = None,
+        silence_s: float = SILENCE_S,
+        stuck_s: float = STUCK_S,
+        open_session: OpenSession = open_session,
         on_change: Callable[[], None] | None = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
-        self._policy = policy
         self._wait_s = wait_s
         self._max_waiting = max_waiting
-        self._max_deaths = max_deaths
+        self._bounds = bounds or MoveBounds()
+        self._silence_s = silence_s
+        self._stuck_s = stuck_s
         self._open_session = open_session
         self._on_change = on_change
-        self._entries: dict[Key, ReplicaEntry] = {}
-        self._sessions: dict[Key, Session] = {}
+        self._on_wait = on_wait
+        self.table = RoutingTable(name)
+        self._policy = policy_named(self.table.policy)
+        self._targets: dict[Key, Target] = {}
+        self._able: dict[
+            str | None, list[Target]
+        ] = {}  # by version, of those that are best; emptied by any change
+        self._resting: set[Key] = set()  # whose breaker is open
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._waiting = 0
+        self._waiting_since: dict[Journey, float] = {}
         self._changed = asyncio.Event()
         self._card: ModelCard | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._watched_at = 0.0
+        self._awake_since = 0.0
 
-    def apply(self, entries: Sequence[ReplicaEntry]) -> None:
-        """The fleet's table: sessions are opened for what is new in it and closed for what is gone or dead."""
-        self._entries = {(entry.replica_id, entry.epoch): entry for entry in entries}
-        for key in [key for key in self._sessions if not self._serves(key)]:
-            task = asyncio.get_running_loop().create_task(self._sessions.pop(key).close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-        for key, entry in self._entries.items():
-            if key not in self._sessions and self._serves(key):
-                self._sessions[key] = session = self._open_session(entry, self._notify)
+    def apply(self, table: RoutingTable) -> None:
+        """The fleet's table: sessions are opened for what is new in it and closed for what is gone or dead.
+
+        Raises ConfigError for a policy that does not exist; then nothing has changed."""
+        if table.policy != self.table.policy:
+            self._policy = policy_named(table.policy)
+        self.table = table
+        entries = {(entry.replica_id, entry.epoch): entry for entry in table.entries}
+        for key in list(self._targets):
+            entry = entries.get(key)
+            if entry is None or entry.state is ReplicaState.DEAD:
+                self._close(self._targets.pop(key))
+            else:
+                self._targets[key].entry = entry
+        for key, entry in entries.items():
+            if key not in self._targets and entry.state is not ReplicaState.DEAD:
+                session = self._open_session(entry, self._notify)
+                self._targets[key] = Target(entry, session)
                 session.start()
+        if self._watch is None and self._targets:
+            self._begin_watch()
         self._notify()
 
     async def close(self) -> None:
         """Ends every session; requests that wait fail with UnavailableError."""
         self._closed = True
-        self.apply([])
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        for target in self._targets.values():
+            self._close(target)
+        self._targets.clear()
+        self.table = RoutingTable(self.name)
+        self._notify()
         if self._closing:
             await asyncio.wait(self._closing)
+
+    # What is known of it
 
     @property
     def state(self) -> ReplicaState:
         """The best state of any replica."""
-        return self._best()[0]
+        return self.condition()[0]
 
     @property
     def reason(self) -> str:
-        return self._best()[1]
+        return self.condition()[1]
 
     @property
     def card(self) -> ModelCard | None:
         """The model as the first replica that loaded it described it."""
-        for session in self._sessions.values():
-            self._card = self._card or session.card
+        for target in self._targets.values():
+            self._card = self._card or target.session.card
         return self._card
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a replica to come up."""
+        """Requests that wait for a replica."""
         return self._waiting
 
+    @property
+    def waiting_s(self) -> float:
+        """How long the one that has waited longest has."""
+        oldest = min(self._waiting_since.values(), default=None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
+
+    @property
+    def running(self) -> int:
+        """Requests that a replica has, of this process's."""
+        return sum(target.load.in_flight for target in self._targets.values())
+
     def session(self, replica_id: str, epoch: int) -> Session | None:
-        return self._sessions.get((replica_id, epoch))
+        target = self._targets.get((replica_id, epoch))
+        return None if target is None else target.session
 
     def stats(self) -> EngineStats:
         """The sum over the replicas; ``waiting`` includes those that wait here."""
-        every = [session.stats() for session in self._sessions.values()]
+        every = [target.session.stats() for target in self._targets.values()]
         sums = {f.name: sum(getattr(stats, f.name) for stats in every) for f in fields(EngineStats)}
         sums["waiting"] += self._waiting
         return EngineStats(**sums)
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Returns once a replica takes requests. Raises UnavailableError with the reason when none will."""
-        until = time.monotonic() + timeout_s
-        while self.state not in (ReplicaState.READY, ReplicaState.DEGRADED):
-            if self.state is ReplicaState.DEAD or time.monotonic() >= until:
-                raise UnavailableError(f"{self.name} is {self.state}: {self.reason}")
-            await self._next_change(until)
+    def replica_stats(self) -> dict[str, EngineStats]:
+        """Each replica's own, by its id; of a replica that is being replaced, its newest process's."""
+        return {key[0]: target.session.stats() for key, target in sorted(self._targets.items())}
 
-    async def generate(
-        self, request: EngineRequest, on_route: OnRoute | None = None
-    ) -> AsyncGenerator[SequenceOutput, None]:
-        tried: set[Key] = set()
-        deaths = 0
-        kind, reason = RouteKind.ROUTED, ""
-        while True:
-            key, session = await self._choose(request, tried, on_route)
-            if on_route is not None:
-                version = self._entries[key].version
-                on_route(RouteEvent(kind, time.time(), *key, version=version, reason=reason))
-            try:
-                async with aclosing(session.generate(request)) as outputs:
-                    async for output in outputs:
-                        yield output
-                return
-            except (UnavailableError, QueueFullError) as error:
-                kind, reason = RouteKind.RETRIED, error.message
-                # By contract nothing had started. Where it was refused by a replica that lives, it is not sent again.
-                tried.add(key)
-                deaths += session.state is ReplicaState.DEAD
-                if deaths >= self._max_deaths or not self._hope(tried):
-                    raise
+    def in_rotation(self, version: str | None = None) -> list[Key]:
+        """The processes that a new request might be sent to."""
+        return [target.key for target in self._able_of(version)]
 
-    def _serves(self, key: Key) -> bool:
-        entry = self._entries.get(key)
-        return entry is not None and entry.state is not ReplicaState.DEAD
+    def of(self, version: str) -> VersionClient:
+        """The replicas of one version."""
+        return VersionClient(self, version)
 
-    def _condition(self, key: Key) -> tuple[ReplicaState, str]:
-        entry = self._entries[key]
-        session = self._sessions.get(key)
-        if session is None or entry.state in (ReplicaState.DRAINING, ReplicaState.DEAD):
-            return entry.state, entry.reason
-        if session.state is ReplicaState.DEAD:  # the fleet will say what becomes of it
-            return ReplicaState.STARTING, f"restarting: {session.reason}"
-        if session.state is ReplicaState.STARTING:
-            return ReplicaState.STARTING, entry.reason or session.reason
-        return session.state, session.reason
-
-    def _best(self) -> tuple[ReplicaState, str]:
-        if not self._entries:
+    def condition(self, version: str | None = None) -> tuple[ReplicaState, str]:
+        """The best state of any replica (of the version), and why it is no better."""
+        conditions = [target.condition() for target in self._of(version)]
+        conditions += [
+            (entry.state, entry.reason)
+            for entry in self._entries_of(version)
+            if entry.state is ReplicaState.DEAD
+        ]
+        if not conditions:
             return ReplicaState.STARTING, "no replica has been started"
-        return min((self._condition(key) for key in self._entries), key=lambda c: _BEST_FIRST.index(c[0]))
+        return min(conditions, key=lambda c: _BEST_FIRST.index(c[0]))
 
-    def _pick(self, tried: set[Key]) -> Key | None:
-        for wanted in (ReplicaState.READY, ReplicaState.DEGRADED):
-            keys = [k for k in self._sessions if k not in tried and self._condition(k)[0] is wanted]
-            if keys:
-                return keys[self._policy([_load(self._sessions[k]) for k in keys])]
-        return None
+    def takes(self, version: str) -> bool:
+        """Whether a new request of this version would be sent at once."""
+        return not self.table.held and bool(self._able_of(version))
 
-    def _hope(self, tried: set[Key]) -> bool:
-        """Whether a replica that has not refused this request takes requests or may come up."""
-        for key in self._entries:
-            state, _ = self._condition(key)
-            if state is ReplicaState.STARTING:
-                return True
-            if state in (ReplicaState.READY, ReplicaState.DEGRADED) and key not in tried:
-                return True
-        return not self._entries and not self._closed
-
-    async def _choose(
-        self, request: EngineRequest, tried: set[Key], on_route: OnRoute | None
-    ) -> tuple[Key, Session]:
-        until = time.monotonic() + self._wait_s
-        if (key := self._pick(tried)) is None and self._waiting >= self._max_waiting:
-            raise QueueFullError(
-                f"{self._waiting} requests wait for a replica of {self.name}, the most allowed"
-            )
-        if key is None and on_route is not None:
-            on_route(RouteEvent(RouteKind.HELD, time.time(), reason=self.reason or self.state.value))
-        self._waiting += 1
-        try:
-            while key is None:
-                if not self._hope(tried) or time.monotonic() >= until:
-                    raise UnavailableError(
-                        f"no replica of {self.name} can answer: {self.reason or self.state.value}"
-                    )
-                if request.deadline is not None and time.time() >= request.deadline:
-                    raise DeadlineError("the deadline passed before a replica could take the request")
-                await self._next_change(until)
-                key = self._pick(tried)
-        finally:
-            self._waiting -= 1
-        return key, self._sessions[key]
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-        if self._on_change is not None:
-            self._on_change()
-
-    async def _next_change(self, until: float) -> None:
+    async def changed(self, until: float) -> None:
+        """Returns when something of this changed, at ``until`` (monotonic seconds), or a moment later or earlier."""
         changed = self._changed
-        timeout = min(_RECHECK_S, max(0.0, until - time.monotonic()))
+        timeout = max(0.0, until - time.monotonic())
         # Not `wait_for`: in Python 3.11 it forgets a cancellation that comes together with the event.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await changed.wait()
 
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Returns once a replica takes requests. Raises UnavailableError with the reason when none will."""
+        until = time.monotonic() + timeout_s
+        while self.state not in _SERVING:
+            if self.state is ReplicaState.DEAD or time.monotonic() >= until:
+                raise UnavailableError(f"{self.name} is {self.state}: {self.reason}")
+            await self.changed(until)
 
-def _load(session: Session) -> Load:
-    stats = session.stats()
-    return Load(
-        in_flight=session.in_flight,
-        requests=stats.running + stats.waiting,
-        queued_tokens=stats.queued_tokens,
-        kv_usage=stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0,
-    )
+    # Requests
+
+    async def generate(
+        self, request: EngineRequest, on_route: OnRoute | None = None, version: str | None = None
+    ) -> AsyncGenerator[SequenceOutput, None]:
+        """``version``: the only one that may answer. VersionGoneError: nothing had arrived, and it serves no more."""
+        journey = Journey(request, version, on_route, self._bounds)
+        while True:
+            target = await self._choose(journey)
+            journey.sent(target.key, target.entry.version)
+            asked = journey.request
+            target.breaker.sent()
+            target.load.sent()
+            told = False  # the breaker, how it went
+            try:
+                async with aclosing(target.session.generate(asked)) as outputs:
+                    async for output in outputs:
+                        if output.finish_reason is not None and engine_gave_up(output):
+                            told = True
+                            self._failed(target)
+                            error = ReplicaDiedError(output.error or "the engine gave the request up")
+                            if journey.failed(target.key, error, died=True) and self._hope(journey):
+                                break
+                            yield journey.arrived(output)
+                            return
+                        if not told:
+                            told = True
+                            self._succeeded(target)
+                        yield journey.arrived(output)
+                    else:
+                        return
+            except (UnavailableError, QueueFullError, ReplicaDiedError) as refused:
+                if not isinstance(refused, QueueFullError) and self._is_fault(target):
+                    told = True
+                    self._failed(target)
+                died = target.session.state is ReplicaState.DEAD or target.silent
+                if not journey.failed(target.key, refused, died=died) or not self._hope(journey):
+                    raise journey.ending(refused) from None
+            finally:
+                target.load.ended()
+                if not told:
+                    target.breaker.left()
+
+    def _is_fault(self, target: Target) -> bool:
+        """Whether a refusal tells against the replica: one that said it was ready, or was silent."""
+        return target.silent or target.session.state is ReplicaState.READY
+
+    async def _choose(self, journey: Journey) -> Target:
+        target = self._pick(journey)
+        if target is not None:
+            return target
+        if self._waiting >= self._max_waiting and not journey.moves:
+            raise QueueFullError(
+                f"{self._waiting} requests wait for a replica of {self.name}, the most allowed"
+            )
+        began = time.monotonic()
+        until = began + self._wait_s
+        journey.held(self.reason or self.state.value)
+        self._waiting += 1
+        self._waiting_since[journey] = began
+        try:
+            if self._on_wait is not None:
+                self._on_wait()
+            while target is None:
+                self._check_hope(journey, until)
+                await self.changed(min(until, time.monotonic() + _RECHECK_S))
+                target = self._pick(journey)
+        finally:
+            self._waiting -= 1
+            del self._waiting_since[journey]
+        return target
+
+    def _check_hope(self, journey: Journey, until: float) -> None:
+        if not self._hope(journey):
+            if not journey.started and self._serves_others(journey.version):
+                raise VersionGoneError(f"version {journey.version} of {self.name} is not served any more")
+            raise self._nobody(journey)
+        if time.monotonic() >= until:
+            raise self._nobody(journey)
+        if journey.deadline is not None and time.time() >= journey.deadline:
+            raise DeadlineError("the deadline passed before a replica could take the request")
+
+    def _nobody(self, journey: Journey) -> ToqueError:
+        state, reason = self.condition(journey.version)
+        return journey.ending(
+            UnavailableError(f"no replica of {self.name} can answer: {reason or state.value}")
+        )
+
+    def _serves_others(self, version: str | None) -> bool:
+        return version is not None and any(
+            share > 0 for v, share in self.table.shares.items() if v != version
+        )
+
+    def _pick(self, journey: Journey) -> Target | None:
+        if self.table.held and not journey.moves:
+            return None
+        able = self._able_of(journey.version)
+        if journey.tried:
+            able = [target for target in able if target.key not in journey.tried]
+            if not able:
+                able = [
+                    target
+                    for target in self._serving_of(journey.version)
+                    if target.key not in journey.tried and not target.silent
+                ]
+        if not able:
+            return None
+        if self._resting:
+            now = time.monotonic()
+            able = [target for target in able if target.breaker.allows(now)] or able
+        return able[self._policy.choose(journey.request, able)]
+
+    def _failed(self, target: Target) -> None:
+        target.breaker.failed(time.monotonic())
+        if target.breaker.open:
+            self._resting.add(target.key)
+
+    def _succeeded(self, target: Target) -> None:
+        target.breaker.succeeded()
+        self._resting.discard(target.key)
+
+    def _able_of(self, version: str | None) -> list[Target]:
+        """The replicas that new requests go to: the ready ones that are heard; else any that serve at all."""
+        able = self._able.get(version)
+        if able is None:
+            serving = self._serving_of(version)
+            able = [t for t in serving if not t.silent and t.session.state is ReplicaState.READY]
+            self._able[version] = able = able or serving
+        return able
+
+    def _serving_of(self, version: str | None) -> list[Target]:
+        return [
+            target
+            for target in self._targets.values()
+            if (version is None or target.entry.version == version) and target.condition()[0] in _SERVING
+        ]
+
+    def _hope(self, journey: Journey) -> bool:
+        """Whether a replica that has not refused this request takes requests or may come up."""
+        if self._closed:
+            return False
+        version = journey.version
+        if version is not None and version not in self.table.versions:
+            return False
+        refused = False
+        for target in self._of(version):
+            state = target.condition()[0]
+            if state is ReplicaState.STARTING or (state in _SERVING and target.key not in journey.tried):
+                return True
+            refused = refused or state in _SERVING
+        entries = self._entries_of(version)
+        wanted = version is None or self.table.shares.get(version, 0.0) > 0.0
+        if self.table.asleep or self.table.held or not entries:
+            return wanted
+        if refused or any(entry.state is ReplicaState.DEAD for entry in entries):
+            return False
+        return (
+            wanted and version is not None
+        )  # all are draining: others will come, where the fleet says which
+
+    def _of(self, version: str | None) -> list[Target]:
+        targets = self._targets.values()
+        return [target for target in targets if version is None or target.entry.version == version]
+
+    def _entries_of(self, version: str | None) -> list[ReplicaEntry]:
+        return [entry for entry in self.table.entries if version is None or entry.version == version]
+
+    # Changes
+
+    def _close(self, target: Target) -> None:
+        self._policy.forget(target.key)
+        self._resting.discard(target.key)
+        task = asyncio.get_running_loop().create_task(target.session.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _notify(self) -> None:
+        self._able.clear()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        if self._on_change is not None:
+            self._on_change()
+
+    def _begin_watch(self) -> None:
+        self._watched_at = self._awake_since = time.monotonic()
+        self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._look)
+
+    def _look(self) -> None:
+        """Who has gone silent, who is heard again; streams on a silent replica move where there is another."""
+        now = time.monotonic()
+        if now - self._watched_at > 1.0:
+            # We did not run ourselves for a while (stopped, starved): what was said meanwhile is yet to be read.
+            self._awake_since = now
+        self._watched_at = now
+        moved = False
+        awake = now - self._awake_since
+        for target in self._targets.values():
+            target.silent_s = min(target.session.silent_s, awake)
+            silent = target.silent_s > self._silence_s
+            if silent is not target.silent:
+                target.silent = silent
+                moved = True
+        if moved:
+            self._notify()
+        for target in list(self._targets.values()):
+            if target.silent_s > self._stuck_s and target.load.in_flight and self._another(target):
+                target.session.abandon(f"nothing heard for {target.silent_s:.1f} s")
+        self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._look) if self._targets else None
+
+    def _another(self, target: Target) -> bool:
+        return any(
+            not other.silent and other.session.state is ReplicaState.READY and other is not target
+            for other in self._able_of(target.entry.version)
+        )
+
+
+class VersionClient:
+    """The replicas of one version of a deployment. An EngineClient."""
+
+    def __init__(self, pool: ReplicaPool, version: str) -> None:
+        self._pool = pool
+        self._version = version
+
+    @property
+    def state(self) -> ReplicaState:
+        return self._pool.condition(self._version)[0]
+
+    @property
+    def reason(self) -> str:
+        return self._pool.condition(self._version)[1]
+
+    def generate(
+        self, request: EngineRequest, on_route: OnRoute | None = None
+    ) -> AsyncGenerator[SequenceOutput, None]:
+        return self._pool.generate(request, on_route, self._version)
+
+    def stats(self) -> EngineStats:
+        return self._pool.stats()

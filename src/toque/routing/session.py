@@ -15,7 +15,7 @@ from toque.routing.core import Answer, ClientCore
 from toque.types import EngineRequest, EngineStats, ModelCard, SequenceOutput
 
 CONNECT_RETRY_S = 0.02
-SILENCE_S = 3.0  # a replica's heartbeat is 1 s
+SILENCE_S = 3.0  # a replica's heartbeat is half a second
 
 
 class ReplicaSession:
@@ -47,8 +47,10 @@ class ReplicaSession:
         self._link: Link | None = None
         self._lost: str | None = None
         self._heard = 0.0
+        self._reported = self._core.stats
         self._connecting: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self.on_stats: Callable[[EngineStats], None] | None = None  # called with each report of the replica
 
     def start(self) -> None:
         self._connecting = asyncio.get_running_loop().create_task(
@@ -122,6 +124,12 @@ class ReplicaSession:
         if self._link is not None:
             self._link.send(encode_drain(grace_s))
 
+    def abandon(self, why: str) -> None:
+        """Ends every open answer as if the replica had died, and has it abort them when it listens again."""
+        if self._link is not None and (abort := self._core.abort_all()):
+            self._link.send(abort)
+        self._core.fail_all(lambda answer: self._ending(answer, why))
+
     async def generate(
         self, request: EngineRequest, on_route: OnRoute | None = None
     ) -> AsyncGenerator[SequenceOutput, None]:
@@ -159,6 +167,9 @@ class ReplicaSession:
             return
         if changed:
             self._notify()
+        elif self.on_stats is not None and self._core.stats is not self._reported:
+            self._reported = self._core.stats
+            self.on_stats(self._reported)
 
     def lost(self, why: str) -> None:
         if self._lost is not None:
@@ -167,15 +178,13 @@ class ReplicaSession:
             why = self._core.reason  # it said why before it went
         self._lost = why
         self._link = None
-        self._core.fail_all(self._ending)
+        self._core.fail_all(lambda answer: self._ending(answer, why))
         self._notify()
 
-    def _ending(self, answer: Answer) -> ToqueError:
+    def _ending(self, answer: Answer, why: str) -> ToqueError:
         if isinstance(answer, _Stream) and answer.started:
-            return ReplicaDiedError(
-                f"replica {self.name} went away in the middle of the answer: {self._lost}"
-            )
-        return UnavailableError(f"replica {self.name} went away: {self._lost}")
+            return ReplicaDiedError(f"replica {self.name} went away in the middle of the answer: {why}")
+        return UnavailableError(f"replica {self.name} went away: {why}")
 
     async def _connect(self) -> None:
         while True:
