@@ -94,6 +94,7 @@ class Settings(Struct, frozen=True):
     fleet: FleetSettings = FleetSettings()
     engine: EngineOptions = EngineOptions()
     ledger: LedgerSettings = LedgerSettings()
+    registry: RegistrySettings = RegistrySettings()
     idempotency: IdempotencySettings = IdempotencySettings()
     tracing: TracingSettings = TracingSettings()
     models: tuple[str, ...] = ()
@@ -107,11 +108,12 @@ _SECTIONS: dict[str, type[Any]] = {
     "fleet": FleetSettings,
     "engine": EngineOptions,
     "ledger": LedgerSettings,
+    "registry": RegistrySettings,
     "idempotency": IdempotencySettings,
     "tracing": TracingSettings,
 }
 _ENV_ALIASES = {"TOQUE_API_KEY": "auth.api_keys", "TOQUE_API_KEYS": "auth.api_keys"}
-_SECRET = {"auth.api_keys", "ledger.url"}
+_SECRET = {"auth.api_keys", "ledger.url", "registry.url"}
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMATS = ("text", "json")
 
