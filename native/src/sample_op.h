@@ -24,6 +24,9 @@ struct SampleRequest {
   int top_width = 0;
 };
 
+// Sampled rows of one slot that lie next to each other are a verification: each is sampled in the slot's
+// state after the rows before it, and only while every one of those chose the token that the next was
+// computed with. The others get token -1 and leave no trace.
 class SampleOp : public Op {
  public:
   SampleOp(Sampler& sampler, Rows logits, int threads);
@@ -33,6 +36,9 @@ class SampleOp : public Op {
   void run(const StepInput& step, Worker& worker) override;
 
  private:
+  bool follows(const StepInput& step, int row) const;
+  int32_t sample(const StepInput& step, int row, Worker& worker);
+
   Sampler& sampler_;
   const Rows logits_;
   std::vector<Sampler::Scratch> scratch_;

@@ -16,15 +16,18 @@ from toque.engine.device_time import attribute
 from toque.types import FinishReason, SamplingParams
 
 
-@given(st.integers(0, 10**8), st.integers(0, 70), st.lists(st.integers(1, 600), max_size=8))
+@given(
+    st.integers(0, 10**8), st.lists(st.integers(0, 6), max_size=70), st.lists(st.integers(1, 600), max_size=8)
+)
 def test_the_parts_of_a_step_are_by_tokens_and_make_up_the_step(
-    step_us: int, n: int, counts: list[int]
+    step_us: int, drafted: list[int], counts: list[int]
 ) -> None:
-    decodes: Any = [SimpleNamespace(device_us=0) for _ in range(n)]
+    decodes: Any = [SimpleNamespace(device_us=0, draft=[7] * n) for n in drafted]
     chunks: Any = [(SimpleNamespace(device_us=0), count) for count in counts]
     attribute(step_us, decodes, chunks)
-    parts = [(s.device_us, 1) for s in decodes] + [(s.device_us, count) for s, count in chunks]
-    total = n + sum(counts)
+    parts = [(s.device_us, 1 + len(s.draft)) for s in decodes]
+    parts += [(s.device_us, count) for s, count in chunks]
+    total = len(drafted) + sum(drafted) + sum(counts)
     assert sum(part for part, _ in parts) == (step_us if parts else 0)
     for part, count in parts:
         assert abs(Fraction(part) - Fraction(step_us * count, total)) < 1

@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fixtures.engines import Answer, advance, alone, request
 from fixtures.engines import make_engine as new_engine
+from fixtures.speculate import Guesser, eager
+from toque.engine.speculate.ngram import NgramProposer
 from toque.types import FinishReason, SamplingParams
 
 BLOCKS = 7
@@ -19,6 +21,10 @@ BLOCKS = 7
 @functools.cache
 def undisturbed(prompt: tuple[int, ...], sampling: SamplingParams) -> Answer:
     return alone(prompt, sampling, vocab_size=16)
+
+
+def answer_of(prompt: tuple[int, ...], sampling: SamplingParams) -> list[int]:
+    return undisturbed(prompt, sampling).tokens
 
 
 @st.composite
@@ -41,8 +47,13 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([3, 5, 16, 64]),
         sequences=st.integers(1, 4),
         prefix_cache=st.booleans(),
+        wrong=st.sampled_from([None, None, "ngram", 0.0, 0.2, 1.0]),
     )
-    def start(self, block_size: int, chunk: int, sequences: int, prefix_cache: bool) -> None:
+    def start(
+        self, block_size: int, chunk: int, sequences: int, prefix_cache: bool, wrong: float | str | None
+    ) -> None:
+        self.proposer = Guesser(answer_of, wrong, vocab_size=16) if isinstance(wrong, float) else None
+        speculator = None if wrong is None else eager(self.proposer or NgramProposer())
         self.engine = new_engine(
             n_blocks=BLOCKS,
             block_size=block_size,
@@ -51,6 +62,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_batch_tokens=chunk,
             max_sequences=sequences,
             prefix_cache=prefix_cache,
+            speculator=speculator,
         )
         self.room = BLOCKS * block_size  # in tokens
         self.answers: dict[str, Answer] = {}
@@ -133,6 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.kv.held == 0
         assert self.engine.stats().running == self.engine.stats().waiting == 0
         assert self.engine.executable.open_slots == 0  # type: ignore[attr-defined]
+        assert self.proposer is None or not self.proposer.slots
         for name, (prompt, sampling) in self.asked.items():
             answer, expected = self.answers[name], undisturbed(prompt, sampling)
             if name in self.aborted and answer.finish_reason is FinishReason.ABORT:

@@ -40,6 +40,10 @@ class StepBatch:
 
     R may be 0: a step that only computes the middle of a prompt. Arrays are C-contiguous. The executable never writes
     to them and keeps no reference after the call.
+
+    Sampled rows of one slot for consecutive tokens are a verification of drafted tokens: each row is sampled, in the
+    slot's state after the rows before it, while every row before it chose the token that the next one has as input.
+    The rows after the first that chose another have token -1 and leave no trace in their slot.
     """
 
     tokens: Int32
@@ -53,6 +57,18 @@ class StepBatch:
     top: Int32
     masks: npt.NDArray[np.uint32] | None = None
 
+    def verified_by(self, row: int, tokens: Int32) -> bool:
+        """Whether a sampled row is reached, given what those before it chose; one that verifies nothing always is."""
+        before = row - 1
+        if (
+            before < 0
+            or self.slots[before] != self.slots[row]
+            or self.targets[before] >= 0
+            or self.rows[before] + 1 != self.rows[row]
+        ):
+            return True
+        return bool(tokens[before] == self.tokens[self.rows[row]])
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -62,7 +78,8 @@ class StepResult:
     ``logprobs`` float32[R]; ``top_ids`` int32[R,K] and ``top_logprobs`` float32[R,K], K the largest ``top`` of the
     batch, best first. Logprobs are log-softmax of the model's raw logits, before bias, penalties and temperature.
     A row from which nothing can be sampled (every token removed by its mask, or logits that are no numbers) has token
-    -1 and is not recorded in its slot. Entries nobody asked for are 0 in ``logprobs``, -1 and -inf in the top arrays.
+    -1 and is not recorded in its slot; so has a row of a verification that was not reached, whose other entries mean
+    nothing. Entries nobody asked for are 0 in ``logprobs``, -1 and -inf in the top arrays.
     """
 
     tokens: Int32

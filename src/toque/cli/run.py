@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 @click.option("--context-length", type=click.IntRange(0), default=0, help="0: the model's own.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="0: the CPUs this process may use.")
 @click.option("--quantize", default="", help="int8, int4 or fp8: quantize a float model as it is loaded.")
+@click.option(
+    "--speculate",
+    default="off",
+    help="ngram[:K] or draft=PATH[:K]: guess tokens ahead; the text stays the same.",
+)
 def command(
     model: str,
     prompt: str | None,
@@ -39,6 +44,7 @@ def command(
     context_length: int,
     threads: int,
     quantize: str,
+    speculate: str,
 ) -> None:
     """Chat with MODEL. With PROMPT (or piped input), answer once and leave; without, type, and Ctrl-D ends it."""
     from toque.engine.llm import LLM
@@ -52,7 +58,12 @@ def command(
     if prompt is not None and not prompt:
         raise click.UsageError("the prompt is empty")
     with LLM(
-        model, context_length=context_length, threads=threads, max_sequences=4, quantize=quantize
+        model,
+        context_length=context_length,
+        threads=threads,
+        max_sequences=4,
+        quantize=quantize,
+        speculate=speculate,
     ) as llm:
         if prompt is not None:
             _, interrupted = _answer(llm, [*opening, {"role": "user", "content": prompt}], sampling)

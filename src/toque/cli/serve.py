@@ -37,6 +37,11 @@ import click
 @click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share KV blocks of equal beginnings.")
 @click.option("--quantize", default=None, help="int8, int4 or fp8: quantize a float model as it is loaded.")
 @click.option(
+    "--speculate",
+    default=None,
+    help="ngram[:K] or draft=PATH[:K]: guess tokens ahead; the text stays the same.",
+)
+@click.option(
     "--tool-parser",
     default=None,
     help="hermes, llama3, pythonic, mistral, gemma or qwen3-coder; else by template.",
@@ -65,6 +70,7 @@ def command(
     step_target_ms: float | None,
     prefix_cache: bool | None,
     quantize: str | None,
+    speculate: str | None,
     tool_parser: str | None,
     tenant_weights: str | None,
     log_level: str | None,
@@ -102,6 +108,7 @@ def command(
             "engine.prefix_cache": prefix_cache,
             "engine.tenant_weights": tenant_weights,
             "engine.quantize": quantize,
+            "engine.speculate": speculate,
             "fleet.tool_parser": tool_parser,
             "models": models or None,
         },

@@ -10,13 +10,13 @@ from toque.engine.sequence import Sequence
 def attribute(step_us: int, decodes: Many[Sequence], chunks: Many[tuple[Sequence, int]]) -> None:
     """Add to each sequence's ``device_us`` its part of a step of ``step_us`` microseconds.
 
-    A decoding sequence has one token in a step, a chunk has its count. Each part is the difference of two rounded
-    running sums, so that the parts add up to the whole however many share it.
+    A decoding sequence has one token and its drafts in a step, a chunk has its count. Each part is the difference of
+    two rounded running sums, so that the parts add up to the whole however many share it.
     """
-    total = len(decodes) + sum(count for _, count in chunks)
+    total = sum(count for _, count in chunks) + sum(1 + len(sequence.draft) for sequence in decodes)
     done = given = 0
     for sequence in decodes:
-        done += 1
+        done += 1 + len(sequence.draft)
         upto = step_us * done // total
         sequence.device_us += upto - given
         given = upto

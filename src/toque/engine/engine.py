@@ -21,6 +21,8 @@ from toque.engine.rate import TokenRate
 from toque.engine.runner import RowSpan, Runner
 from toque.engine.scheduler import Scheduler, StepPlan
 from toque.engine.sequence import Sequence, SequenceState
+from toque.engine.speculate.speculator import Speculator
+from toque.engine.speculate.verify import accept_draft
 from toque.engine.trail import note_chunks, note_plan, take
 from toque.errors import DeadlineError, EngineError, GrammarError, RequestError, ToqueError
 from toque.types import EngineRequest, EngineStats, FinishReason, SequenceOutput
@@ -54,6 +56,7 @@ class Engine:
         identity: str = "",
         weights: Mapping[str, float] | None = None,
         grammars: Grammars | None = None,
+        speculator: Speculator | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``n_blocks`` of the executable's KV are already allocated. ``max_rows`` bounds R (0: max_sequences)."""
@@ -84,6 +87,7 @@ class Engine:
             valid_vocab=valid_vocab or executable.vocab_size,
         )
         self._grammars = grammars
+        self.speculator = speculator
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._ready: _Outputs = []  # outputs that need no step
@@ -93,7 +97,7 @@ class Engine:
         ] = []  # (when, arrival, request id); stale entries stay until due
         self._arrivals = 0
         self._steps = self._prompt_tokens = self._generated = self._failures = 0
-        self._step_seconds = 0.0
+        self._step_seconds = self._schedule_seconds = 0.0
         self._device_us = 0
         self.load_seconds = 0.0  # set by whoever loaded it
         self._created = time.perf_counter()
@@ -174,24 +178,31 @@ class Engine:
         if plan.victims or plan.admitted:
             note_plan(plan, started, self._steps)
         for slot in plan.closed:
-            self.runner.close(slot)
+            self._close_slot(slot)
         for sequence in plan.admitted:
             if sequence.queue_seconds < 0:
                 sequence.queue_seconds = started - sequence.added_at
             self._open(sequence, plan, outputs)
         if plan.empty:
             return outputs
+        if self.speculator is not None and plan.decodes:
+            self.speculator.draft(plan, self.scheduler)
+        planned = time.perf_counter()
+        self._schedule_seconds += planned - started
         try:
             result, spans = self.runner.run(plan)
         except Exception as error:
             self._fail_step(plan, error, outputs)
             return outputs
         self._failures = 0
-        device_us = int((time.perf_counter() - started) * 1e6)
+        device_seconds = time.perf_counter() - started
+        device_us = int(device_seconds * 1e6)
         attribute(device_us, plan.decodes, plan.chunks)
         if plan.chunks:
             note_chunks(plan, time.perf_counter(), self._steps)
         self._device_us += device_us
+        if self.speculator is not None:
+            self.speculator.observe(plan, device_seconds)
         generated = self._apply(plan, result, spans, outputs)
         now = time.perf_counter()
         self.scheduler.observe(plan, now - started)
@@ -217,13 +228,20 @@ class Engine:
     def _open(self, sequence: Sequence, plan: StepPlan, outputs: _Outputs) -> None:
         try:
             self.runner.open(sequence)
+            if self.speculator is not None:
+                self.speculator.open(sequence)
         except Exception as error:
             plan.chunks = [chunk for chunk in plan.chunks if chunk[0] is not sequence]
             slot = sequence.slot
             self._end_with_error(sequence, error, outputs, close_slot=False)
             # It may be half open, or not open at all: closing it must not hide the reason.
             with contextlib.suppress(Exception):
-                self.runner.close(slot)
+                self._close_slot(slot)
+
+    def _close_slot(self, slot: int) -> None:
+        if self.speculator is not None:
+            self.speculator.close(slot)
+        self.runner.close(slot)
 
     def _fail_step(self, plan: StepPlan, error: Exception, outputs: _Outputs) -> None:
         self._failures += 1
@@ -240,8 +258,10 @@ class Engine:
         mask = self.kv.block_size - 1 if self.kv.block_size & (self.kv.block_size - 1) == 0 else 0
         publish = self.scheduler.publish
         append = outputs.append
-        for row, sequence in enumerate(plan.decodes):
-            token = tokens[row]
+        row = generated = accepted = 0
+        for sequence in plan.decodes:
+            first, row = row, row + 1 + len(sequence.draft)
+            token = tokens[first]
             computed = sequence.computed = sequence.computed + 1
             if not computed & mask:
                 publish(sequence)
@@ -254,7 +274,13 @@ class Engine:
             output = SequenceOutput(sequence.id, [token])
             output.device_us, sequence.device_us = sequence.device_us, 0
             if sequence.top >= 0:
-                output.logprobs = [logprobs.entry(row, sequence.top)]
+                output.logprobs = [logprobs.entry(first, sequence.top)]
+            if sequence.draft:
+                token = accept_draft(sequence, first, tokens, logprobs, output)
+                computed = sequence.computed
+                publish(sequence)
+                accepted += len(output.tokens) - 1
+            generated += len(output.tokens)
             if token in sequence.stop:
                 output.finish_reason = FinishReason.STOP
                 output.stop_token = token
@@ -266,7 +292,9 @@ class Engine:
                 output.finish_reason = FinishReason.LENGTH
                 self._end(sequence)
             append(output)
-        generated = len(plan.decodes)
+        if self.speculator is not None:
+            self.speculator.drafted += plan.drafted
+            self.speculator.accepted += accepted
         for (sequence, count), span in zip(plan.chunks, spans, strict=True):
             generated += self._apply_chunk(sequence, count, span, tokens, logprobs, outputs)
         return generated
@@ -332,7 +360,7 @@ class Engine:
         self.scheduler.finish(sequence)
         del self._sequences[sequence.id]
         if slot >= 0 and close_slot:
-            self.runner.close(slot)
+            self._close_slot(slot)
 
     def _end_stuck(self, sequence: Sequence, token: int, output: SequenceOutput, outputs: _Outputs) -> None:
         """No token is left (-1), or the grammar has no use for it: the end where the answer may end, else an error."""
@@ -425,6 +453,7 @@ class Engine:
             device_seconds=self._device_us / 1e6,
             load_seconds=self.load_seconds,
             up_seconds=self.load_seconds + time.perf_counter() - self._created,
+            schedule_seconds=self._schedule_seconds,
         )
 
     def check(self) -> None:
@@ -443,6 +472,8 @@ class Engine:
         self._aborted.clear()
         if self._grammars is not None:
             self._grammars.close()
+        if self.speculator is not None:
+            self.speculator.close_all()
         self.executable.close()
 
 

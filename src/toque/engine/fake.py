@@ -89,6 +89,9 @@ class FakeExecutable:
         top_logprobs = np.zeros((n, width), np.float32)
         for row in range(n):
             slot = self._slots[int(batch.slots[row])]
+            if batch.targets[row] < 0 and not batch.verified_by(row, tokens):
+                tokens[row] = -1
+                continue
             context = self._read(batch, int(owner[row]), int(batch.positions[batch.rows[row]]) + 1)
             if context != slot.tokens[: len(context)]:
                 raise EngineError(f"slot {int(batch.slots[row])} reads KV of other tokens than its own")

@@ -75,7 +75,15 @@ def load_engine(
             valid_vocab=valid,
         ),
     )
-    blocks = kv_blocks(options, context, executable.kv_bytes_per_block, available_bytes())
+    draft = None
+    speculation = options.speculation
+    if speculation is not None:
+        from toque.engine.speculate.load import load_draft, make_speculator
+
+        draft = load_draft(speculation, checkpoint, options, context=context, valid=valid, slots=max_rows)
+    # A draft model keeps as many blocks of its own as the model it drafts for.
+    block_bytes = executable.kv_bytes_per_block + (draft.executable.kv_bytes_per_block if draft else 0)
+    blocks = kv_blocks(options, context, block_bytes, available_bytes())
     executable.allocate_kv(blocks)
     # A context that the whole cache cannot hold would be promised in vain.
     context = min(context, blocks * BLOCK_SIZE)
@@ -88,6 +96,7 @@ def load_engine(
         valid_vocab=valid,
         identity=str(checkpoint.path),
         grammars=Grammars(grammars.compile),
+        speculator=make_speculator(speculation, draft, options, blocks=blocks) if speculation else None,
     )
     if warm_grammars:
         warming.join()

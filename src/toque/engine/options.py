@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, fields
 
+from toque.engine.speculate.settings import Speculation, parse_speculation
 from toque.errors import ConfigError
 
 _TENANT = re.compile(r"[A-Za-z0-9._-]+")
@@ -33,6 +34,9 @@ class EngineOptions:
     step_target_ms: float = 50.0
     prefix_cache: bool = True
     quantize: str = ""  # int8, int4 or fp8: quantize a float model as it is loaded
+    speculate: str = (
+        "off"  # "ngram", "ngram:K" or "draft=PATH:K": guess up to K tokens ahead; the text stays the same
+    )
     tenant_weights: str = ""  # "a=2,b=0.5": shares of the engine when tenants compete; 1 for all others
 
     @property
@@ -52,6 +56,11 @@ class EngineOptions:
                 )
             weights[tenant.strip()] = weight
         return weights
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """``speculate`` as a value; None for off. ConfigError for what it cannot be."""
+        return parse_speculation(self.speculate)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -86,7 +95,7 @@ class EngineOptions:
                 raise ConfigError(
                     f"{name} must be between 1 and {high}, got {getattr(self, name)}", param=name
                 )
-        _ = self.weights
+        _ = self.weights, self.speculation
         if not 1.0 <= self.step_target_ms <= 60_000:
             raise ConfigError(
                 f"step_target_ms must be between 1 and 60000, got {self.step_target_ms}",

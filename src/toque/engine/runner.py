@@ -75,16 +75,17 @@ class Runner:
         self.executable.close_slot(slot)
 
     def run(self, plan: StepPlan) -> tuple[StepResult, list[RowSpan]]:
-        """Execute the plan. Rows come in the order of the plan: one per decode, then the spans of the chunks."""
+        """Execute the plan. Rows come in its order: a decode's newest token and drafts, ..., then the chunks' spans."""
         batch, spans = self.batch(plan)
         return self.executable.step(batch), spans
 
     def batch(self, plan: StepPlan) -> tuple[StepBatch, list[RowSpan]]:
         """The arrays of a step. They are views of buffers that the next call overwrites."""
         for sequence in plan.grown:
-            width = len(sequence.blocks)
-            self._tables[sequence.slot, width - 1] = sequence.blocks[-1]
-            self._widths[sequence.slot] = width
+            slot, width = sequence.slot, len(sequence.blocks)
+            known = int(self._widths[slot])
+            self._tables[slot, known:width] = sequence.blocks[known:]
+            self._widths[slot] = width
         decodes = plan.decodes
         n = len(decodes)
         if self._wanted:
@@ -92,31 +93,35 @@ class Runner:
             self._top.fill(-1)
             self._wanted = False
         slots = [sequence.slot for sequence in decodes]
-        self._tokens[:n] = [sequence.tokens[-1] for sequence in decodes]
-        self._positions[:n] = [sequence.computed for sequence in decodes]
-        self._slots[:n] = slots
-        np.add(self._positions[:n], 1, out=self._context[:n])
         top = [sequence.top for sequence in decodes]
-        if top and max(top) >= 0:
-            self._top[:n] = top
-            self._wanted = True
-        if plan.chunks:
-            n_tokens, n_rows, spans = self._chunks(plan, slots)
-            starts, rows = self._starts[: len(slots) + 1], self._rows[:n_rows]
-            starts[: n + 1] = self._range[: n + 1]
-            rows[:n] = self._range[:n]
+        starts = self._range
+        if plan.drafted:
+            starts = self._lay_drafts(decodes, top)
         else:
-            n_tokens, n_rows, spans = n, n, []
-            starts, rows = self._range[: n + 1], self._range[:n]
+            self._tokens[:n] = [sequence.tokens[-1] for sequence in decodes]
+            self._positions[:n] = [sequence.computed for sequence in decodes]
+            self._slots[:n] = slots
+            np.add(self._positions[:n], 1, out=self._context[:n])
+            if top and max(top) >= 0:
+                self._top[:n] = top
+                self._wanted = True
+        n_tokens = n_rows = n + plan.drafted
+        rows = self._range
+        spans: list[RowSpan] = []
+        if plan.chunks:
+            self._starts[: n + 1] = starts[: n + 1]
+            self._rows[:n_rows] = self._range[:n_rows]
+            n_tokens, n_rows, spans = self._chunks(plan, slots)
+            starts, rows = self._starts, self._rows
         index = np.array(slots, np.intp)
         width = int(self._widths[index].max())
         batch = StepBatch(
             self._tokens[:n_tokens],
             self._positions[:n_tokens],
-            starts,
+            starts[: len(slots) + 1],
             self._context[: len(slots)],
             self._tables[:, :width].take(index, axis=0),
-            rows,
+            rows[:n_rows],
             self._slots[:n_rows],
             self._targets[:n_rows],
             self._top[:n_rows],
@@ -124,9 +129,36 @@ class Runner:
         )
         return batch, spans
 
+    def _lay_drafts(self, decodes: list[Sequence], top: list[int]) -> npt.NDArray[np.int32]:
+        """The decodes where some have drafted tokens after their newest one, all of them wanted. Returns the starts."""
+        tokens: list[int] = []
+        counts = []
+        for sequence in decodes:
+            tokens.append(sequence.tokens[-1])
+            tokens += sequence.draft
+            counts.append(1 + len(sequence.draft))
+        n, total = len(decodes), len(tokens)
+        starts = self._starts
+        starts[0] = 0
+        starts[1 : n + 1] = np.cumsum(counts)
+        computed = np.array([sequence.computed for sequence in decodes], np.int32)
+        self._context[:n] = computed + np.diff(starts[: n + 1])
+        self._tokens[:total] = tokens
+        self._positions[:total] = self._range[:total] + np.repeat(computed - starts[:n], counts)
+        self._slots[:total] = np.repeat([sequence.slot for sequence in decodes], counts)
+        if max(top) >= 0:
+            self._top[:total] = np.repeat(top, counts)
+            self._wanted = True
+        return starts
+
     def _fill_masks(self, plan: StepPlan, spans: list[RowSpan], n_rows: int) -> npt.NDArray[np.uint32] | None:
         """What the grammars of this step's sequences allow; None when none has one."""
-        wanted = [(row, s.matcher) for row, s in enumerate(plan.decodes) if s.matcher is not None]
+        wanted = []
+        row = 0
+        for sequence in plan.decodes:
+            if sequence.matcher is not None:
+                wanted.append((row, sequence.matcher))
+            row += 1 + len(sequence.draft)
         for (sequence, _), span in zip(plan.chunks, spans, strict=True):
             if span.sampled and sequence.matcher is not None:
                 wanted.append((span.first + span.scored, sequence.matcher))
@@ -144,7 +176,7 @@ class Runner:
 
     def _chunks(self, plan: StepPlan, slots: list[int]) -> tuple[int, int, list[RowSpan]]:
         """Lay the chunks after the decodes; returns the totals of tokens and rows, and each chunk's rows."""
-        token = row = len(plan.decodes)
+        token = row = len(plan.decodes) + plan.drafted
         spans = []
         for sequence, count in plan.chunks:
             index = len(slots)

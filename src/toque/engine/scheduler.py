@@ -32,10 +32,10 @@ _MAX_SKIPPED = 64  # waiting sequences looked past in one step because their pre
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: ``decodes`` get their newest token computed, ``chunks`` the next n tokens of each.
+    """One step: ``decodes`` get their newest token computed and their drafts, ``chunks`` the next n tokens of each.
 
     Before it runs, sampler slots in ``closed`` are closed, then those of ``admitted`` opened; ``grown`` sequences were
-    given one more block at the end of their list.
+    given more blocks at the end of their list. ``drafted`` is the number of all drafted tokens.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -44,6 +44,7 @@ class StepPlan:
     closed: list[int] = field(default_factory=list)
     grown: list[Sequence] = field(default_factory=list)
     preempted: int = 0
+    drafted: int = 0
     victims: list[Sequence] = field(default_factory=list)  # those that were preempted
 
     @property
@@ -120,7 +121,27 @@ class Scheduler:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """The plan took so long."""
-        self.budget.observe(len(plan.decodes), plan.prefill_tokens, seconds)
+        self.budget.observe(len(plan.decodes) + plan.drafted, plan.prefill_tokens, seconds)
+
+    def spare(self, plan: StepPlan) -> int:
+        """Drafted tokens that a step has room for beside its sure work: of its tokens and of its rows."""
+        rows = sum(_rows(sequence, count) for sequence, count in plan.chunks)
+        left = min(self.budget.max_tokens - plan.prefill_tokens, self.max_rows - rows)
+        return left - len(plan.decodes) - plan.drafted
+
+    def room_for(self, sequence: Sequence, drafted: int, plan: StepPlan) -> int:
+        """How many of so many drafted tokens a decoding sequence has room for, taking blocks that nobody misses."""
+        kv = self.kv
+        missing = kv.blocks_for(sequence.computed + 1 + drafted) - len(sequence.blocks)
+        # Every running sequence may need a block in a moment, and none is preempted for a guess.
+        missing = min(missing, kv.available - len(self.running))
+        if missing > 0:
+            sequence.blocks += kv.allocate(missing)
+            sequence.room += missing * kv.block_size
+            plan.grown.append(sequence)
+        drafted = min(drafted, sequence.room - sequence.computed - 1)
+        sequence.tenant.served += drafted * sequence.tenant.per_token
+        return drafted
 
     def publish(self, sequence: Sequence) -> None:
         """Offer the sequence's newly completed blocks to the prefix cache. Call after its computed count grew."""
@@ -385,6 +406,13 @@ class Scheduler:
                 )
         if any(owner.state != SequenceState.RUNNING for owner in self._filling.values()):
             raise EngineError("a prefix is waited for that nobody computes")
+
+
+def _rows(sequence: Sequence, count: int) -> int:
+    """Rows of logits that the next ``count`` tokens of a sequence that is behind take."""
+    if not sequence.unscored:
+        return 1
+    return max(count - max(sequence.scored - sequence.computed, 0), 1)
 
 
 def _turn(sequence: Sequence) -> tuple[int, float, int]:

@@ -93,7 +93,7 @@ class ReferenceExecutable:
         logits = self.logits(batch)
         tokens = batch.targets.copy()
         for row, (slot, target) in enumerate(zip(batch.slots, batch.targets, strict=True)):
-            if target < 0:
+            if target < 0 and batch.verified_by(row, tokens):
                 sampler = self._samplers[slot]
                 if sampler is None:
                     raise EngineError(f"row {row} samples from slot {slot}, which is not open")
