@@ -15,7 +15,7 @@ SRC = Path(__file__).resolve().parent.parent / "src" / "toque"
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
-    "config": {"engine.options", "fleet.parse", "fleet.spec", "monitor.settings"},
+    "config": {"engine.options", "fleet.parse", "fleet.spec", "monitor.settings", "registry.settings"},
     "formats": set(),
     "text": {"formats"},
     "graph": set(),
@@ -53,7 +53,7 @@ FENCED = {
     "httptools": {"bench/client.py"},
     "httpx": {"registry"},
     "psutil": {"fleet/placement"},
-    "uvloop": {"gateway/serve.py"},
+    "uvloop": {"gateway/serve.py", "bench/benchmark.py"},
     "yaml": {"config.py", "registry/catalog.py", "registry/card.py"},
     "google": {"proto"},
     "obstore": {"registry/object_store.py"},

@@ -23,6 +23,7 @@ from toque.engine.options import EngineOptions
 from toque.errors import ConfigError, RequestError
 from toque.fleet.spec import DeploymentSpec
 from toque.monitor.settings import LedgerSettings, TracingSettings
+from toque.registry.settings import RegistrySettings
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -41,6 +42,7 @@ class ServerSettings(Struct, frozen=True):
     keep_alive_s: Seconds = 75.0
     header_timeout_s: Seconds = 10.0
     body_timeout_s: Seconds = 30.0
+    metrics_compat: str = ""  # vllm: measurements under vLLM's names, too
     log_level: str = "info"
     log_format: str = "text"  # or json: an object a line
     log_prompts: bool = False  # bodies of requests too, as they came: people's texts, in the json format only
@@ -115,6 +117,7 @@ _SECTIONS: dict[str, type[Any]] = {
 _ENV_ALIASES = {"TOQUE_API_KEY": "auth.api_keys", "TOQUE_API_KEYS": "auth.api_keys"}
 _SECRET = {"auth.api_keys", "ledger.url", "registry.url"}
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_COMPATIBLE = ("", "vllm")
 _LOG_FORMATS = ("text", "json")
 
 
@@ -170,6 +173,11 @@ def _build(given: Mapping[str, tuple[object, str]], deployments: tuple[Deploymen
         raise ConfigError(
             f"server.log_level must be one of {', '.join(_LOG_LEVELS)}, got {_brief(settings.server.log_level)}",
             param="server.log_level",
+        )
+    if settings.server.metrics_compat not in _COMPATIBLE:
+        raise ConfigError(
+            f"server.metrics_compat must be vllm or empty, got {_brief(settings.server.metrics_compat)}",
+            param="server.metrics_compat",
         )
     if settings.server.log_format not in _LOG_FORMATS:
         raise ConfigError(
