@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.postgres import Server, binaries, server
 from toque.errors import StoreError
 from toque.monitor.ledger.database import Database
 from toque.monitor.ledger.ledger import Ledger
 from toque.monitor.ledger.record import Outcome
 from toque.monitor.ledger.usage import UsageQuery, usage
 
-from .postgres import Server, binaries, server
 from .rows import START, Maker
 from .test_database import by_hand, dump, stored
 
