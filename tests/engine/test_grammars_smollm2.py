@@ -97,6 +97,25 @@ def test_a_forced_call(smollm2: tuple[Engine, Tokenizer]) -> None:
         assert Draft202012Validator(PERSON).is_valid(call["arguments"])
 
 
+def test_a_text_without_what_it_would_say(smollm2: tuple[Engine, Tokenizer]) -> None:
+    engine, tokenizer = smollm2
+    prompt = tokenizer.encode(
+        "<|im_start|>user\nTell me of Paris.<|im_end|>\n<|im_start|>assistant\n", add_special=False
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=24)
+
+    def text(spec: GrammarSpec | None) -> str:
+        engine.add(request("r", prompt, sampling, grammar=None if spec is None else spec.encode()))
+        return tokenizer.decode(drain(engine)["r"].tokens)
+
+    free = text(None)
+    assert text(GrammarSpec.without(["zebra crossing"])) == free
+    for words in (free[3:9], free[:20], free[10:40]):
+        other = text(GrammarSpec.without([words]))
+        assert words not in other
+        assert other.strip()
+
+
 def test_choices(smollm2: tuple[Engine, Tokenizer]) -> None:
     words = ["positive", "negative", "neutral 中"]
     assert set(answers(smollm2, GrammarSpec.choice(words), 6)) <= set(words)

@@ -18,6 +18,7 @@ from toque.gateway.http.openai_types import (
     Message,
     StreamOptions,
 )
+from toque.text.grammar.spec import GrammarSpec
 
 from .world import EOS, FIRST_PIECE, Plan, World, spoken, world
 
@@ -131,10 +132,23 @@ async def test_bad_words_are_banned_at_a_text_s_start_and_after_a_space() -> Non
         assert dict(w.engine.requests[0].sampling.logit_bias) == {120: -100.0, 7: 1.0, FIRST_PIECE: -100.0}
         await w.complete(bad_words=["y"])  # " y" is two tokens, the second of them banned already
         assert dict(w.engine.requests[1].sampling.logit_bias) == {121: -100.0}
-        for words in (["long"], [""], ["x"] * 129, ["x" * 257], "x", [7]):
+        for words in ([""], ["x"] * 129, ["x" * 257], "x", [7]):
             answer = await w.complete(bad_words=words)
             assert answer.status_code == 400, words
             assert answer.json()["error"]["param"].startswith("bad_words")
+
+
+async def test_bad_words_of_several_tokens_are_texts_that_the_answer_does_not_contain(parrot: World) -> None:
+    await parrot.complete(bad_words=["long", "y", "日本"], n=2)
+    for request in parrot.engine.requests:
+        assert request.grammar is not None
+        assert GrammarSpec.decode(request.grammar) == GrammarSpec.without(["long", "日本"])
+        assert (121, -100.0) in request.sampling.logit_bias
+    tool = {"type": "function", "function": {"name": "f"}}
+    for fields in ({"tools": [tool]}, {"response_format": {"type": "json_object"}}):
+        answer = await parrot.chat(bad_words=["long"], **fields)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "bad_words"
 
 
 async def test_special_tokens_may_be_left_out_of_a_prompt(parrot: World) -> None:

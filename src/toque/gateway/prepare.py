@@ -61,11 +61,11 @@ class TextPool:
 
 async def prepare(request: GenerationRequest, deployment: Deployment, pool: TextPool) -> PreparedRequest:
     """Render, tokenize and bound a request. RequestError, TemplateError or ContextLengthError name what is wrong."""
-    sampling = ban_words(check_sampling(request.sampling, deployment), request.bad_words, deployment)
+    sampling, banned = ban_words(check_sampling(request.sampling, deployment), request.bad_words, deployment)
     encoded = [
         await pool.run(prompt_size(prompt), partial(encode, prompt, deployment)) for prompt in request.prompts
     ]
-    dialect, free_form = _tool_form(request, deployment)
+    dialect, free_form = ("", _without(banned, request)) if banned else _tool_form(request, deployment)
     deadline = time.time() + (request.timeout_s or deployment.limits.request_timeout_s)
     sequences: list[PreparedSequence] = []
     for number, prompt in enumerate(encoded):
@@ -211,26 +211,32 @@ def check_sampling(sampling: SamplingParams, deployment: Deployment) -> Sampling
     return replace(sampling, stop_token_ids=stops) if len(stops) > len(sampling.stop_token_ids) else sampling
 
 
-def ban_words(sampling: SamplingParams, words: tuple[str, ...], deployment: Deployment) -> SamplingParams:
-    """Each word, at the start of a text and after a space, as a token that is not chosen.
+def ban_words(
+    sampling: SamplingParams, words: tuple[str, ...], deployment: Deployment
+) -> tuple[SamplingParams, list[str]]:
+    """Ban each word that is one token, at the start of a text or after a space, by its bias.
 
-    A word of several tokens would take a ban that depends on what was written before it; it is refused.
+    A ban of the others depends on what was written before, so they are left to a grammar: they are returned.
     """
-    if not words:
-        return sampling
-    biases = dict(sampling.logit_bias)
+    biases, longer = dict(sampling.logit_bias), []
     for word in words:
         spellings = {word, " " + word.lstrip(" ")} if word.strip(" ") else {word}
         encoded = [deployment.tokenizer.encode(spelling, add_special=False) for spelling in spellings]
         banned = {ids[0] for ids in encoded if len(ids) == 1}
-        for ids in encoded:
-            if banned.isdisjoint(ids):
-                raise RequestError(
-                    f"bad_words takes words that are one token of the model; {word[:40]!r} has {len(ids)}",
-                    param="bad_words",
-                )
-        biases.update(dict.fromkeys(banned, -100.0))
-    return replace(sampling, logit_bias=tuple(biases.items()))
+        if any(banned.isdisjoint(ids) for ids in encoded):
+            longer.append(word)
+        else:
+            biases.update(dict.fromkeys(banned, -100.0))
+    return replace(sampling, logit_bias=tuple(biases.items())), longer
+
+
+def _without(words: Sequence[str], request: GenerationRequest) -> GrammarSpec:
+    if request.grammar is not None or request.tools is not None:
+        raise RequestError(
+            f"bad_words beside tools or a form of the answer must be one token each; {words[0][:40]!r} has several",
+            param="bad_words",
+        )
+    return GrammarSpec.without(words)
 
 
 def prompt_size(prompt: Prompt) -> int:

@@ -123,6 +123,16 @@ def test_choices_of_any_text(choices: list[str]) -> None:
     assert walk(spec, random_choice(len(choices))) in choices
 
 
+def test_a_text_without_some_words() -> None:
+    spec = GrammarSpec.without(["capital of France", "日本", "a/b\\.\n", "<|end|>"])
+    assert spec.after_thinking("</think>") == spec
+    for text in ("", "The capital of Spain", "capital of Franc", "日", "本日", "a/b.", "a/b\\x\n"):
+        assert accepts(spec, text), text
+    for text in ("capital of France", "The capital of Frances", "x日本x", "a/b\\.\n", "a<|end|>b"):
+        assert not accepts(spec, text), text
+    assert EOS in allowed(start(spec))
+
+
 @pytest.mark.parametrize(
     ("pattern", "text", "fits"),
     [

@@ -113,7 +113,10 @@ class SamplingFields(Struct, kw_only=True):
     ] = None
     bad_words: Annotated[
         list[str] | None,
-        honoured("Words that are never generated; refused where one takes several tokens of the model."),
+        honoured(
+            "Words that are never generated: those of one token as tokens, longer ones as texts, also inside others;"
+            " the latter not beside tools or a form."
+        ),
     ] = None
     seed: Annotated[
         int | None, honoured("The same seed, request and version give the same answer, in any company.")

@@ -29,6 +29,9 @@ def lark_source(spec: GrammarSpec, special: Mapping[str, int]) -> str:
             rules = f"answer: PATTERN\nPATTERN: {_regex(str(spec.value))}\n"
         case GrammarKind.CHOICE:
             rules = "answer: " + " | ".join(_literal(choice) for choice in spec.value) + "\n"
+        case GrammarKind.WITHOUT:
+            banned = "|".join("".join(map(_plain, text)) for text in spec.value)
+            rules = f"answer: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({banned})(?s:.*)/\n"
         case GrammarKind.TOOLS:
             rules = _tools(spec.value, special)
     if not spec.think:
@@ -86,6 +89,11 @@ def _literal(text: str) -> str:
     """A Lark string. Control characters are written as escapes, everything else as it is."""
     quoted = json.dumps(text, ensure_ascii=False)
     return "".join(f"\\u{ord(c):04x}" if 0x7F <= ord(c) < 0xA0 else c for c in quoted)
+
+
+def _plain(character: str) -> str:
+    """A character of a regular expression that means itself."""
+    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
 
 
 def _regex(pattern: str) -> str:

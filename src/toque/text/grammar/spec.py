@@ -37,6 +37,7 @@ class GrammarKind(StrEnum):
     CHOICE = "choice"
     LARK = "lark"
     TOOLS = "tools"
+    WITHOUT = "without"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class GrammarSpec:
     """One grammar. Make it with the functions below: they raise RequestError for what cannot be enforced.
 
     ``value`` by kind: JSON_OBJECT None; JSON_SCHEMA the checked schema; REGEX, LARK the text; CHOICE a list of texts;
-    TOOLS what `tools` makes. ``think`` is the text that ends the model's reasoning, which comes first and is free; ""
-    where the answer starts at once.
+    WITHOUT the texts that the answer does not contain; TOOLS what `tools` makes. ``think`` is the text that ends the
+    model's reasoning, which comes first and is free; "" where the answer starts at once.
     """
 
     kind: GrammarKind
@@ -94,6 +95,11 @@ class GrammarSpec:
         return cls(GrammarKind.LARK, grammar)
 
     @classmethod
+    def without(cls, texts: Sequence[str]) -> Self:
+        """Any text that contains none of these, the model's reasoning included."""
+        return cls(GrammarKind.WITHOUT, list(texts))
+
+    @classmethod
     def tools(
         cls,
         dialect: str,
@@ -123,6 +129,8 @@ class GrammarSpec:
 
     def after_thinking(self, close: str) -> Self:
         """The same after the model's reasoning, which ``close`` ends. RequestError for a LARK grammar."""
+        if self.kind is GrammarKind.WITHOUT:
+            return self
         if self.kind is GrammarKind.LARK:
             raise RequestError(
                 "this model reasons before it answers, which a grammar of your own cannot follow: turn reasoning off",
