@@ -67,6 +67,7 @@ class Controller:
         self._lease: Lease | None = None
         self._epochs = 0
         self._stored: dict[str, ReplicaRow] = {}  # as they were last written
+        self._unsure = False  # whether they were
         self._tables: Mapping[str, RoutingTable] | None = None
         self._stopping: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._stirred = asyncio.Event()
@@ -117,6 +118,9 @@ class Controller:
             return True
         lease = self._lease
         assert lease is not None
+        if self._unsure:
+            self._stored = {row.id: row for row in await self._store.replicas()}
+            self._tables, self._unsure = None, False
         deployments = await self._store.deployments()
         observed = {(each.replica_id, each.epoch): each for each in await self._placement.list()}
         reported = await self._store.reported(now - FRESH_S)
@@ -139,7 +143,11 @@ class Controller:
         after = self._launched(decided, now)
         change = self._change(deployments, decided, after)
         if change:
-            committed = await self._store.commit(lease, change)
+            try:
+                committed = await self._store.commit(lease, change)
+            except StoreError:
+                self._unsure = True  # it may have been written all the same
+                raise
             if committed is Committed.FENCED:
                 self._depose("another controller has taken the lease")
                 return True
@@ -154,13 +162,18 @@ class Controller:
         return True
 
     async def _run(self) -> None:
+        away = ""
         while True:
             self._stirred.clear()
             try:
                 settled = await self.round()
+                if away:
+                    _log.info("the fleet's store is back")
+                away = ""
             except StoreError as error:
-                _log.warning("the fleet stays as it is: %s", error.message)
-                settled = True
+                if not away:
+                    _log.warning("the fleet stays as it is: %s", error.message)
+                settled, away = True, error.message
             except Exception:
                 # A round that fails must not be the last: what it met may be gone at the next one.
                 _log.exception("a round of the controller failed")

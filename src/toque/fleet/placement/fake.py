@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from toque.errors import EngineError
 from toque.fleet.health import Health
 from toque.fleet.placement.base import Event, EventKind, Node, Observed, ReplicaSpec
+from toque.fleet.placement.events import Events
 from toque.routing.base import ReplicaEntry, ReplicaState
 from toque.types import EngineStats
 
@@ -59,7 +59,7 @@ class FakePlacement:
         self.started: list[tuple[str, int]] = []
         self.stopped: list[tuple[str, int]] = []
         self.most = 0
-        self._watchers: set[asyncio.Queue[Event]] = set()
+        self._events = Events()
 
     def clock(self) -> float:
         return self.now
@@ -109,14 +109,8 @@ class FakePlacement:
             for process in self.processes.values()
         ]
 
-    async def watch(self) -> AsyncIterator[Event]:
-        events: asyncio.Queue[Event] = asyncio.Queue(maxsize=256)
-        self._watchers.add(events)
-        try:
-            while True:
-                yield await events.get()
-        finally:
-            self._watchers.discard(events)
+    def watch(self) -> AsyncIterator[Event]:
+        return self._events.watch()
 
     async def close(self) -> None:
         for process in list(self.processes.values()):
@@ -177,6 +171,4 @@ class FakePlacement:
         process.gone.set()
 
     def _tell(self, spec: ReplicaSpec, kind: EventKind) -> None:
-        for events in self._watchers:
-            with contextlib.suppress(asyncio.QueueFull):
-                events.put_nowait(Event(spec.replica_id, spec.epoch, kind))
+        self._events.tell(spec.replica_id, spec.epoch, kind)

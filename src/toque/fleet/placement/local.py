@@ -14,11 +14,12 @@ from pathlib import Path
 
 from toque.errors import EngineError
 from toque.fleet.placement.base import PARENT_PID, Event, EventKind, Node, Observed, ReplicaSpec
+from toque.fleet.placement.events import Events
 
 _TAIL_LINES = 40
 _MAX_LINE = 4096
 # Prefixes of variables that a replica has no business with: keys, and the address of a database with its password.
-_SECRETS = ("TOQUE_API_KEY", "TOQUE_AUTH_", "TOQUE_LEDGER_")
+_SECRETS = ("TOQUE_API_KEY", "TOQUE_AUTH_", "TOQUE_LEDGER_", "TOQUE_REGISTRY_")
 
 Log = Callable[[str, str], None]  # replica id and a line
 
@@ -55,14 +56,10 @@ class LocalPlacement:
     def __init__(self, log: Log = log_to_stderr) -> None:
         self._log = log
         self._processes: dict[str, _Process] = {}
-        self._watchers: set[asyncio.Queue[Event]] = set()
+        self._events = Events()
 
     async def capacity(self) -> list[Node]:
-        import psutil
-
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        memory = psutil.virtual_memory()
-        return [Node("local", float(cpus), memory.available, memory.total)]
+        return [this_machine()]
 
     async def ensure(self, spec: ReplicaSpec) -> None:
         present = self._processes.get(spec.replica_id)
@@ -94,19 +91,11 @@ class LocalPlacement:
     async def list(self) -> list[Observed]:
         return [process.observed() for process in self._processes.values()]
 
-    async def watch(self) -> AsyncIterator[Event]:
-        events: asyncio.Queue[Event] = asyncio.Queue(maxsize=256)
-        self._watchers.add(events)
-        try:
-            while True:
-                yield await events.get()
-        finally:
-            self._watchers.discard(events)
+    def watch(self) -> AsyncIterator[Event]:
+        return self._events.watch()
 
     def _tell(self, spec: ReplicaSpec, kind: EventKind) -> None:
-        for events in self._watchers:
-            with contextlib.suppress(asyncio.QueueFull):
-                events.put_nowait(Event(spec.replica_id, spec.epoch, kind))
+        self._events.tell(spec.replica_id, spec.epoch, kind)
 
 
 class _Process:
@@ -120,14 +109,13 @@ class _Process:
 
     async def start(self, on_exit: Callable[[], None]) -> None:
         argv = [str(os.getpid()) if arg == PARENT_PID else arg for arg in self.spec.argv]
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_SECRETS)}
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**inherited, **self.spec.environment},
+                env=environment(self.spec),
                 start_new_session=True,
             )
         except OSError as error:
@@ -190,6 +178,20 @@ class _Process:
         if text:
             self._tail.append(text)
             self._log(self.spec.replica_id, text)
+
+
+def this_machine() -> Node:
+    import psutil
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = psutil.virtual_memory()
+    return Node("local", float(cpus), memory.available, memory.total)
+
+
+def environment(spec: ReplicaSpec) -> dict[str, str]:
+    """This process's own, without its secrets, and what the specification adds."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)}
+    return {**inherited, **spec.environment}
 
 
 def last_error(tail: list[str], status: int | None) -> str:
