@@ -113,6 +113,7 @@ async def test_ps_shows_deployments_and_replicas(running: Running) -> None:
     assert chat.split()[:5] == ["chat", "m1", "ready", "1/1", "1..3"]
     assert replicas_head.split()[0] == "REPLICA"
     assert line.split() == ["chat-0", "m1", "ready", "4711", "150", "MB", "-", "2"]
+    assert await running.call("ps", "-q", "chat") == "4711\n"
     found = json.loads(await running.call("ps", "chat", "--json"))
     assert [r["id"] for r in found["replicas"]] == ["chat-0"]
 

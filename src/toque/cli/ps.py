@@ -13,8 +13,9 @@ from toque.cli.admin_api import AdminApi, path_of, server_options, table
 
 @click.command()
 @click.argument("name", required=False)
+@click.option("-q", "--quiet", is_flag=True, help="Print the replicas' process ids only.")
 @server_options
-def command(name: str | None, url: str, key: str, as_json: bool) -> None:
+def command(name: str | None, quiet: bool, url: str, key: str, as_json: bool) -> None:
     """List the deployments of a running server and their replicas, or those of NAME."""
     api = AdminApi(url, key)
     if name is None:
@@ -24,6 +25,11 @@ def command(name: str | None, url: str, key: str, as_json: bool) -> None:
     replicas = [
         replica for replica in api.get("replicas")["data"] if name is None or replica["deployment"] == name
     ]
+    if quiet:
+        for replica in replicas:
+            if replica["handle"]:
+                click.echo(replica["handle"])
+        return
     if as_json:
         click.echo(json.dumps({"deployments": deployments, "replicas": replicas}, indent=2))
         return
