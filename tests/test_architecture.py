@@ -65,6 +65,7 @@ FENCED = {
         "fleet/tables.py", "fleet/sql_store.py",
     },
     "opentelemetry": {"monitor/span_sender.py"},
+    "pynvml": {"monitor/devices.py"},
     "alembic": {"sql.py", "monitor/ledger/migrations", "registry/migrations"},
 }
 

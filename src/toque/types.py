@@ -259,6 +259,11 @@ class EngineStats:
     device_seconds: float = 0.0  # the part of it in which the device computed; requests carry all of it
     load_seconds: float = 0.0  # what loading took
     up_seconds: float = 0.0  # since loading began
+    drafted_tokens: int = 0  # guesses that steps verified
+    accepted_tokens: int = 0  # of those, how many came true: tokens without a step of their own
+    schedule_seconds: float = 0.0  # the part of step_seconds before the device began: planning
+    cpu_seconds: float = 0.0  # of the replica's process, all its threads
+    memory_bytes: int = 0  # resident, of the replica's process
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ import click
 )
 @click.option("--tenant-weights", default=None, help="Shares when tenants compete, such as a=2,b=0.5.")
 @click.option("--log-level", default=None, help="debug, info, warning or error.")
+@click.option("--metrics-compat", default=None, help="vllm: /metrics under vLLM's names, too.")
 @click.option("--log-format", default=None, help="text, or json: an object a line.  [default: text]")
 def command(
     models: tuple[str, ...],
@@ -74,6 +75,7 @@ def command(
     tool_parser: str | None,
     tenant_weights: str | None,
     log_level: str | None,
+    metrics_compat: str | None,
     log_format: str | None,
 ) -> None:
     """Serve MODELS (catalog names, GGUF files, folders, or sources such as hf:org/repo) over the OpenAI API.
@@ -93,6 +95,7 @@ def command(
             "server.cors_origins": cors_origins or None,
             "server.grace_s": grace,
             "server.log_level": log_level,
+            "server.metrics_compat": metrics_compat,
             "server.log_format": log_format,
             "auth.api_keys": api_keys or None,
             "limits.max_queued_requests": max_queued_requests,

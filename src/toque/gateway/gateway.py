@@ -11,9 +11,11 @@ from toque.gateway.auth import KeyRing
 from toque.gateway.deployment import Deployment
 from toque.gateway.prepare import TextPool
 from toque.gateway.quota import Allowance
+from toque.monitor.engine_metrics import ReplicaCollector
 from toque.monitor.latency import Latencies
 from toque.monitor.metrics import Metrics
 from toque.routing.base import ReplicaState
+from toque.routing.pool import ReplicaPool
 from toque.types import EngineStats
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from toque.fleet.admin import FleetAdmin
     from toque.gateway.answer_store import AnswerStore
     from toque.monitor.event_log import EventLog
-    from toque.monitor.span_sender import SpanSender
     from toque.monitor.ledger.ledger import Ledger
+    from toque.monitor.span_sender import SpanSender
 
 
 class Gateway:
@@ -41,6 +43,9 @@ class Gateway:
             ),
         )
         self.metrics = Metrics(self.engine_stats)
+        self.metrics.registry.register(ReplicaCollector(self.replica_stats))
+        if settings.server.metrics_compat == "vllm":
+            self.metrics.speak_vllm()
         self.latencies = Latencies()
         self.ledger: Ledger | None = None  # set, started and closed by whoever serves
         self.event_log: EventLog | None = None  # as the ledger
@@ -71,3 +76,12 @@ class Gateway:
     def engine_stats(self) -> dict[str, EngineStats]:
         """Each deployment's engines, added up."""
         return {name: deployment.client.stats() for name, deployment in self.deployments.items()}
+
+    def replica_stats(self) -> dict[str, dict[str, EngineStats]]:
+        """Each replica's, by deployment."""
+        clients = {name: deployment.client for name, deployment in self.deployments.items()}
+        return {
+            name: client.replica_stats()
+            for name, client in clients.items()
+            if isinstance(client, ReplicaPool)
+        }

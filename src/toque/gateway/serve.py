@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from toque.fleet.local import LocalDeployment
-    from toque.monitor.ledger.ledger import Ledger
     from toque.registry.progress import Report
 
 LOAD_S = 600.0
@@ -81,13 +79,11 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
             await stack.enter_async_context(local)
         # In a thread, so that this loop goes on starting replicas and talking to them meanwhile.
         app = await asyncio.to_thread(_build, models, replicas, settings)
+        from toque.gateway.monitoring import set_up
         from toque.gateway.server import GatewayServer
 
-        _keep_answers(app, settings)
-        _keep_events(app, settings)
-        ledger = _open_ledger(app, settings)
-        if ledger is not None:
-            stack.callback(ledger.close)
+        monitoring = set_up(app.state.gateway, settings)
+        stack.callback(monitoring.close)
         server = GatewayServer(app, settings.server, settings.limits.max_header_bytes)
         serving = asyncio.create_task(server.serve([listener]))
         try:
@@ -96,8 +92,7 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
                 port = listener.getsockname()[1]
                 embeds = app.state.gateway.deployments[models[0].name].card.embedding_size > 0
                 print(greeting(models, settings, port, time.perf_counter() - started, embeds), flush=True)
-                if ledger is not None:
-                    ledger.start()  # only now: its database's packages take half a second to import
+                monitoring.start()  # only now: the database's packages take half a second to import
             await serving
         finally:
             if not serving.done():
@@ -106,64 +101,6 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
                 await serving
             app.state.gateway.close()
     return 0
-
-
-def _open_ledger(app: Starlette, settings: Settings) -> Ledger | None:
-    """The ledger of this process, known to the gateway but not started. StoreError when it cannot be kept."""
-    if not settings.ledger.enabled:
-        return None
-    from toque.monitor.ledger.ledger import Ledger
-    from toque.monitor.ledger_metrics import LedgerCollector, PaidTime, PaidTimeCollector
-    from toque.monitor.metering import pricing
-    from toque.monitor.spend import Spend
-    from toque.registry.store import default_home
-
-    kept = settings.ledger
-    hourly = kept.hourly.get("cpu", Decimal(0))
-    ledger = Ledger(
-        kept.place(default_home()),
-        url=kept.url,
-        price=pricing(kept.price_list(), hourly),
-        spend=Spend(kept.tenant_budgets(), kept.budgets_of_keys()),
-        retention=kept.retention(),
-        max_bytes=kept.max_journal_mb * 2**20,
-    )
-    gateway = app.state.gateway
-    gateway.ledger = ledger
-    registry = gateway.metrics.registry
-    registry.register(LedgerCollector(ledger, kept.currency))
-    registry.register(PaidTimeCollector(PaidTime(gateway.engine_stats), hourly, kept.currency))
-    return ledger
-
-
-def _keep_answers(app: Starlette, settings: Settings) -> None:
-    """Let requests with an Idempotency-Key find their answers again. Nothing is opened before the first of them."""
-    kept = settings.idempotency
-    if kept.enabled:
-        from toque.gateway.answer_store import AnswerStore
-        from toque.registry.store import default_home
-
-        app.state.gateway.answers = AnswerStore(
-            settings.ledger.place(default_home()) / "answers.db",
-            age_s=kept.hours * 3_600,
-            max_bytes=kept.max_mb * 2**20,
-        )
-
-
-def _keep_events(app: Starlette, settings: Settings) -> None:
-    """Let the lives of requests be told afterwards. StoreError when there is no place for them, ConfigError for a
-    collector that cannot be one."""
-    megabytes = settings.tracing.event_log_mb
-    if megabytes:
-        from toque.monitor.event_log import EventLog
-        from toque.registry.store import default_home
-
-        place = settings.ledger.place(default_home())
-        app.state.gateway.event_log = EventLog(place, max_bytes=megabytes * 2**20)
-    if settings.tracing.endpoint:
-        from toque.monitor.span_sender import SpanSender
-
-        app.state.gateway.spans = SpanSender(settings.tracing.endpoint)
 
 
 async def _until_ready(replicas: Mapping[str, LocalDeployment], serving: asyncio.Task[None]) -> None:

@@ -123,11 +123,15 @@ class Meter(RequestRecord):
         "stop,length"."""
         if self._trail is not None:
             self._trail.note(self._since(), TrailKind.FINISHED, choice, tokens, note=reason)
+        finished = self._series.finished
+        finished[reason] = finished.get(reason, 0) + 1
         if reason not in self._reasons:
             self._reasons.append(reason)
 
     def completed(self, now: float) -> None:
         super().completed(now)
+        self._series.prompt_sizes.add(self._row.prompt_tokens)
+        self._series.answer_sizes.add(self._row.completion_tokens)
         self._latencies.add(self._model, "e2e", now - self._began)
         self._close(Outcome.OK, 200, "")
 

@@ -1,4 +1,4 @@
-"""What the gateway measures, under the names that operators know. The one file that imports prometheus-client.
+"""What the gateway measures, under the names that operators know.
 
 Counters and histograms are written once per event by a request's `RequestRecord`; gauges and the engines' own
 counters are read from `EngineStats` when somebody scrapes. Labels are bounded: served model names, route patterns,
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from toque.monitor.engine_metrics import EngineCollector
 from toque.monitor.series import Distribution, ModelSeries
+from toque.monitor.vllm_metrics import VllmCollector
 from toque.types import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,30 +54,16 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelSeries], Distribution]], ...] 
         "From a sequence's arrival at its engine to its first step.",
         lambda m: m.queue,
     ),
-)
-_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("toque_requests_running", "Sequences that the engines are computing.", lambda s: s.running),
-    ("toque_requests_waiting", "Sequences in the engines' queues.", lambda s: s.waiting),
     (
-        "toque_kv_cache_usage_ratio",
-        "KV blocks in use, as a part of all.",
-        lambda s: s.kv_blocks_used / s.kv_blocks_total if s.kv_blocks_total else 0.0,
+        "toque_request_prompt_tokens",
+        "Prompt tokens of each request that was answered in full.",
+        lambda m: m.prompt_sizes,
     ),
     (
-        "toque_tokens_per_second",
-        "Tokens that the engines computed per second, lately.",
-        lambda s: s.tokens_per_second,
+        "toque_request_generation_tokens",
+        "Tokens generated for each request that was answered in full.",
+        lambda m: m.answer_sizes,
     ),
-)
-_ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("toque_prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
-    (
-        "toque_prefix_cache_queries",
-        "Prompt tokens looked up in the prefix cache.",
-        lambda s: s.prefix_queries,
-    ),
-    ("toque_preemptions", "Sequences put back to be computed again.", lambda s: s.preemptions),
-    ("toque_engine_steps", "Steps that the engines finished.", lambda s: s.steps),
 )
 
 
@@ -86,8 +74,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._models: dict[str, ModelSeries] = {}
         self._answered: dict[tuple[str, int], int] = {}
-        self.registry.register(_SeriesCollector(self._models, self._answered))
-        self.registry.register(_EngineCollector(engines))
+        self._own = (_SeriesCollector(self._models, self._answered), EngineCollector(engines))
+        for collector in self._own:
+            self.registry.register(collector)
 
     def answered(self, endpoint: str, status: int) -> None:
         key = (endpoint, status)
@@ -102,6 +91,12 @@ class Metrics:
 
     def record(self, model: str, arrived: float) -> RequestRecord:
         return RequestRecord(self, model, arrived)
+
+    def speak_vllm(self) -> None:
+        """Say everything that has a name in vLLM under that name, too."""
+        self.registry.register(
+            VllmCollector(lambda: (metric for collector in self._own for metric in collector.collect()))
+        )
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
@@ -168,6 +163,13 @@ class _SeriesCollector(Collector):
                 buckets = list(zip(bounds, values.cumulative(), strict=True))
                 histogram.add_metric((model,), buckets, values.sum)
             yield histogram
+        finished = CounterMetricFamily(
+            "toque_finished_requests", "Choices by their finish reason.", labels=("model", "reason")
+        )
+        for model, series in self._models.items():
+            for reason, count in series.finished.items():
+                finished.add_metric((model, reason), count)
+        yield finished
         requests = CounterMetricFamily(
             "toque_requests",
             "HTTP requests by route and outcome (499: the client left).",
@@ -176,36 +178,3 @@ class _SeriesCollector(Collector):
         for (endpoint, status), count in self._answered.items():
             requests.add_metric((endpoint, str(status)), count)
         yield requests
-
-
-class _EngineCollector(Collector):
-    """Engine stats as metrics. A replica that starts again counts from zero; what it lost is added back."""
-
-    def __init__(self, engines: Callable[[], Mapping[str, EngineStats]]) -> None:
-        self._engines = engines
-        self._last: dict[tuple[str, str], float] = {}
-        self._lost: dict[tuple[str, str], float] = {}
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # nothing to check at registration, and no engine to ask yet
-
-    def collect(self) -> Iterator[Metric]:
-        stats = self._engines()
-        for name, text, read in _GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=("model",))
-            for model, snapshot in stats.items():
-                gauge.add_metric((model,), read(snapshot))
-            yield gauge
-        for name, text, count in _ENGINE_COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=("model",))
-            for model, snapshot in stats.items():
-                counter.add_metric((model,), self._monotonic(name, model, count(snapshot)))
-            yield counter
-
-    def _monotonic(self, name: str, model: str, value: float) -> float:
-        key = (name, model)
-        last = self._last.get(key, 0.0)
-        if value < last:
-            self._lost[key] = self._lost.get(key, 0.0) + last - value
-        self._last[key] = value
-        return value + self._lost.get(key, 0.0)

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 _FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1, 2, 4, 8, 15, 30, 60, 120)
 _INTER_TOKEN = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 0.8, 1.5, 3, 10)
 _END_TO_END = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072)
 _QUEUE = (0.001, 0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120)
 
 
 class Distribution:
-    """How many values were at most each bound (seconds), and beyond the last; and their sum."""
+    """How many values were at most each bound, and beyond the last; and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -42,11 +43,14 @@ class ModelSeries:
     """What is measured of one served model. Tokens are whole numbers; times are seconds."""
 
     __slots__ = (
+        "answer_sizes",
         "cached_tokens",
         "end_to_end",
+        "finished",
         "first_token",
         "generated_tokens",
         "inter_token",
+        "prompt_sizes",
         "prompt_tokens",
         "queue",
     )
@@ -56,6 +60,9 @@ class ModelSeries:
         self.inter_token = Distribution(_INTER_TOKEN)
         self.end_to_end = Distribution(_END_TO_END)
         self.queue = Distribution(_QUEUE)
+        self.prompt_sizes = Distribution(_TOKENS)
+        self.answer_sizes = Distribution(_TOKENS)
+        self.finished: dict[str, int] = {}  # choices by their finish reason
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0

@@ -232,7 +232,7 @@ class Logprobs(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running", "waiting", "queued_tokens", "kv_blocks_used", "kv_blocks_total", "steps", "prompt_tokens", "generated_tokens", "preemptions", "prefix_hits", "prefix_queries", "tokens_per_second", "step_seconds", "device_seconds", "load_seconds", "up_seconds")
+    __slots__ = ("running", "waiting", "queued_tokens", "kv_blocks_used", "kv_blocks_total", "steps", "prompt_tokens", "generated_tokens", "preemptions", "prefix_hits", "prefix_queries", "tokens_per_second", "step_seconds", "device_seconds", "load_seconds", "up_seconds", "drafted_tokens", "accepted_tokens", "schedule_seconds", "cpu_seconds", "memory_bytes")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,11 @@ class Stats(_message.Message):
     DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     UP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     queued_tokens: int
@@ -265,7 +270,12 @@ class Stats(_message.Message):
     device_seconds: float
     load_seconds: float
     up_seconds: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., up_seconds: _Optional[float] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    schedule_seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., up_seconds: _Optional[float] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., schedule_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("handle", "kind", "message", "param", "code", "retry_after_s")
