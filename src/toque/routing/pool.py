@@ -22,7 +22,7 @@ from toque.routing.journey import Journey, MoveBounds, engine_gave_up
 from toque.routing.policies import policy_named
 from toque.routing.policies.base import Key
 from toque.routing.target import OpenSession, Session, Target, open_session
-from toque.types import EngineRequest, EngineStats, ModelCard, SequenceOutput
+from toque.types import EngineRequest, EngineStats, ModelCard, SamplingParams, SequenceOutput
 
 _BEST_FIRST = (
     ReplicaState.READY,
@@ -36,6 +36,7 @@ _RECHECK_S = 0.5  # deadlines pass without an event
 _WATCH_S = 0.2  # silence is no event: it has to be looked for
 SILENCE_S = 1.5  # a replica is heard twice a second, whatever it does
 STUCK_S = 2.0
+_NOTHING = EngineRequest("", (), SamplingParams())
 
 
 class ReplicaPool:
@@ -175,6 +176,11 @@ class ReplicaPool:
         """Each replica's own, by its id; of a replica that is being replaced, its newest process's."""
         return {key[0]: target.session.stats() for key, target in sorted(self._targets.items())}
 
+    def replica_conditions(self) -> dict[str, tuple[ReplicaState, str]]:
+        """Each replica's state and its reason, by its id."""
+        dead = {e.replica_id: (e.state, e.reason) for e in self.table.entries if e.state is ReplicaState.DEAD}
+        return dead | {key[0]: target.condition() for key, target in sorted(self._targets.items())}
+
     def in_rotation(self, version: str | None = None) -> list[Key]:
         """The processes that a new request might be sent to."""
         return [target.key for target in self._able_of(version)]
@@ -192,12 +198,20 @@ class ReplicaPool:
             if entry.state is ReplicaState.DEAD
         ]
         if not conditions:
-            return ReplicaState.STARTING, "no replica has been started"
+            return ReplicaState.STARTING, self.table.reason or "no replica has been started"
         return min(conditions, key=lambda c: _BEST_FIRST.index(c[0]))
 
     def takes(self, version: str) -> bool:
         """Whether a new request of this version would be sent at once."""
         return not self.table.held and bool(self._able_of(version))
+
+    def may_take(self, version: str) -> bool:
+        """Whether a request of this version that waits might be sent some day."""
+        return self._hope(Journey(_NOTHING, version, None, self._bounds))
+
+    def stir(self) -> None:
+        """Have those who wait look again."""
+        self._notify()
 
     async def changed(self, until: float) -> None:
         """Returns when something of this changed, at ``until`` (monotonic seconds), or a moment later or earlier."""

@@ -169,11 +169,17 @@ class Status(Struct):
 
 class ModelHealth(Struct):
     name: str
-    state: Literal["starting", "ready", "degraded", "draining", "dead"]
+    state: Literal["starting", "ready", "degraded", "draining", "dead", "asleep"]
+    reason: str
+
+
+class Degradation(Struct):
+    part: str
     reason: str
 
 
 class Health(Struct):
-    status: Literal["ok", "draining", "unhealthy"]
+    status: Literal["ok", "degraded", "draining", "unhealthy"]
     version: str
     models: list[ModelHealth]
+    degraded: list[Degradation]

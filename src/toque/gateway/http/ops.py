@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from toque import __version__
+from toque.gateway.condition import degradations
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.exchange import Exchange
 from toque.monitor.metrics import CONTENT_TYPE
@@ -22,14 +23,17 @@ async def ready(exchange: Exchange, gateway: Gateway) -> None:
 
 
 async def health(exchange: Exchange, gateway: Gateway) -> None:
-    """As `/ready`, with each model's state and the reason in words."""
+    """As `/ready`, with each model's state and the reason in words, and what is amiss although it is ready."""
+    degraded = [{"part": part, "reason": reason} for part, reason in degradations(gateway)]
+    good = "degraded" if degraded else "ok"
     answer = {
-        "status": "ok" if gateway.ready else "draining" if gateway.draining else "unhealthy",
+        "status": good if gateway.ready else "draining" if gateway.draining else "unhealthy",
         "version": __version__,
         "models": [
-            {"name": name, "state": deployment.client.state, "reason": deployment.client.reason}
+            {"name": name, "state": deployment.state, "reason": deployment.reason}
             for name, deployment in gateway.deployments.items()
         ],
+        "degraded": degraded,
     }
     await exchange.answer(200 if gateway.ready else 503, msgspec.json.encode(answer))
 
