@@ -451,6 +451,8 @@ class Engine:
             tokens_per_second=self._rate.per_second(time.perf_counter()),
             step_seconds=self._step_seconds,
             device_seconds=self._device_us / 1e6,
+            drafted_tokens=0 if self.speculator is None else self.speculator.drafted,
+            accepted_tokens=0 if self.speculator is None else self.speculator.accepted,
             load_seconds=self.load_seconds,
             up_seconds=self.load_seconds + time.perf_counter() - self._created,
             schedule_seconds=self._schedule_seconds,

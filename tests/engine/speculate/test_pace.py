@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.engine.speculate.pace import Beliefs, StepCost, best_counts
+from toque.engine.speculate.pace import EVIDENCE, Beliefs, StepCost, best_counts
 
 
 @st.composite
@@ -47,7 +47,7 @@ def test_nothing_is_drafted_before_a_step_was_measured_or_beyond_what_fits() -> 
 
 
 def test_beliefs_follow_what_came_true_by_evidence() -> None:
-    beliefs = Beliefs()
+    beliefs = Beliefs([0.5] * EVIDENCE)
     own = beliefs.new()
     for _ in range(60):
         beliefs.learn(own, 2, right=0, wrong=True)

@@ -74,8 +74,8 @@ def engine_of(backend: str, kind: str, **options: object) -> Engine:
 
 
 def tried(engine: Engine) -> tuple[int, int]:
-    assert engine.speculator is not None
-    return engine.speculator.drafted, engine.speculator.accepted
+    stats = engine.stats()
+    return stats.drafted_tokens, stats.accepted_tokens
 
 
 def same(answer: Answer, expected: Answer) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from toque.backends.base import BLOCK_SIZE, Executable, StepBatch
 from toque.engine.kv.pool import BlockPool
 from toque.engine.sequence import Sequence
+from toque.engine.speculate.pace import EVIDENCE
 from toque.engine.speculate.proposer import NO_LEAD
 from toque.types import SamplingParams
 
@@ -38,6 +39,7 @@ class DraftProposer:
     its blocks run out or nobody wants its guesses, it stops reading along and gives the blocks back.
     """
 
+    beliefs = (0.6,) * EVIDENCE
     free = False
 
     def __init__(

@@ -23,6 +23,7 @@ class NgramProposer:
     followed across single tokens that differ, which no table would find again at once.
     """
 
+    beliefs = (0.2, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.8, 0.85, 0.85, 0.9, 0.9)
     free = True
     round_seconds = 0.0
 

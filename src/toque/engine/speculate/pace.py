@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 
-_EVIDENCE = 16  # kinds of evidence that are told apart
+EVIDENCE = 16  # kinds of evidence that are told apart; more than the last kind counts as the last
 _OWN_RATE = 0.12  # weight of a sequence's newest guess in what it believes
 _SHARED_RATE = 0.02
-_FIRST_BELIEF = 0.5
 _BELIEF_RANGE = (0.02, 0.99)
 
 _LEVEL_RATE = 0.2
 _SHAPE_RATE = 0.15
+_LEAST_GAIN = 1.03  # guessing must promise this much more than a plain step
 _FORGOTTEN = 0.997  # of what was measured of a size, what is left a step later if it was not measured again
 _ROW_SHARE = 0.15  # of a step's fixed cost, what one more row costs where nothing was measured
 _OUTLIER = math.log(2.0)
@@ -24,8 +24,9 @@ class Beliefs:
     A new sequence begins with what all before it found, then goes its own way.
     """
 
-    def __init__(self) -> None:
-        self._shared = [_FIRST_BELIEF] * _EVIDENCE
+    def __init__(self, first: Many[float]) -> None:
+        """``first``: what to believe of each kind of evidence before anything was seen."""
+        self._shared = list(first)
 
     def new(self) -> list[float]:
         return list(self._shared)
@@ -33,7 +34,7 @@ class Beliefs:
     def learn(self, own: list[float], evidence: int, right: int, wrong: bool) -> None:
         """Of a guess that began with ``evidence`` the first ``right`` tokens came true, and the next did not."""
         for index in range(evidence, evidence + right + wrong):
-            kind = min(index, _EVIDENCE - 1)
+            kind = min(index, EVIDENCE - 1)
             outcome = 1.0 if index < evidence + right else 0.0
             own[kind] += _OWN_RATE * (outcome - own[kind])
             self._shared[kind] += _SHARED_RATE * (outcome - self._shared[kind])
@@ -44,7 +45,7 @@ class Beliefs:
         low, high = _BELIEF_RANGE
         gains, all_right = [], 1.0
         for index in range(evidence, evidence + most):
-            all_right *= min(max(own[min(index, _EVIDENCE - 1)], low), high)
+            all_right *= min(max(own[min(index, EVIDENCE - 1)], low), high)
             gains.append(all_right)
         return gains
 
@@ -128,7 +129,7 @@ def best_counts(
         reverse=True,
     )
     expected, deepest = float(sure), 0
-    best_rate, best = sure / seconds[0], 0
+    best_rate, best = _LEAST_GAIN * sure / seconds[0], 0
     for taken, (gain, depth, _) in enumerate(ranked[: len(seconds) - 1], start=1):
         expected += gain
         deepest = max(deepest, 1 - depth)

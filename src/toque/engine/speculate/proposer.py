@@ -19,6 +19,10 @@ class Proposer(Protocol):
     free: bool  # a guess costs so little that one may be made only to learn from it
     round_seconds: float  # what one more token for every sequence costs, as measured lately
 
+    @property
+    def beliefs(self) -> Many[float]:
+        """How often to expect guesses to come true before any was seen, by evidence (`pace.EVIDENCE` kinds of it)."""
+
     def open(self, sequence: Sequence) -> None:
         """The sequence begins (or begins again after preemption) in ``sequence.slot``."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from toque.errors import ConfigError
 
 MOST_DRAFTED = 32  # tokens of a sequence in one step
-_NGRAM_DRAFTED = 10
+_NGRAM_DRAFTED = 16
 _MODEL_DRAFTED = 5
 
 

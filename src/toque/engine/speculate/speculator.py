@@ -38,7 +38,7 @@ class Speculator:
         self.cost = StepCost()
         self.drafted = 0  # tokens verified so far
         self.accepted = 0  # of those, how many plain decoding chose too
-        self._beliefs = Beliefs()
+        self._beliefs = Beliefs(proposer.beliefs)
         self._hopes: dict[int, _Hope] = {}
         self._spent = 0.0  # seconds of the step that is being planned
 
