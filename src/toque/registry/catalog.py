@@ -10,6 +10,9 @@ from importlib.resources import files
 from toque.errors import ModelNotFoundError
 from toque.registry.names import AliasRef, CatalogRef, PypiRef, Source, VersionRef, parse_reference
 
+_PACKED = 1.12  # weights take a little more in the layout of the kernels than in the file
+_WORKSPACE = 200 << 20  # interpreter, tokenizer, activations
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
@@ -23,13 +26,26 @@ class CatalogFile:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """Either ``files`` with their digests, or a ``source`` to take everything from."""
+    """Either ``files`` with their digests, or a ``source`` to take everything from.
+
+    ``size`` in bytes and ``parameters`` are about right, for choosing; ``context`` is the model's own, in tokens, and
+    ``kv_per_token`` the bytes that each of them takes in the cache.
+    """
 
     name: str
     description: str
     license: str
     files: tuple[CatalogFile, ...] = ()
     source: Source | None = None
+    architecture: str = ""
+    parameters: int = 0
+    size: int = 0
+    context: int = 0
+    kv_per_token: int = 0
+
+    def memory(self, context: int = 4_096) -> int:
+        """About how many bytes serving it takes, with one conversation of ``context`` tokens at most."""
+        return int(self.size * _PACKED) + min(context, self.context) * self.kv_per_token + _WORKSPACE
 
 
 def parse_catalog(text: str) -> dict[str, CatalogEntry]:
@@ -39,15 +55,22 @@ def parse_catalog(text: str) -> dict[str, CatalogEntry]:
     entries: dict[str, CatalogEntry] = {}
     for name, value in yaml.safe_load(text).items():
         source = value.get("source")
+        files = tuple(
+            CatalogFile(file["name"], file["size"], file["sha256"], tuple(map(_part, file["parts"])))
+            for file in value.get("files", ())
+        )
+        layers, kv_heads, head_size = value.get("cache", (0, 0, 0))
         entries[name] = CatalogEntry(
             name=name,
             description=value["description"],
             license=value["license"],
-            files=tuple(
-                CatalogFile(file["name"], file["size"], file["sha256"], tuple(map(_part, file["parts"])))
-                for file in value.get("files", ())
-            ),
+            files=files,
             source=None if source is None else _source(source),
+            architecture=value["architecture"],
+            parameters=int(float(value["parameters"])),
+            size=sum(file.size for file in files) or int(float(value["size"])),
+            context=value["context"],
+            kv_per_token=2 * 2 * layers * kv_heads * head_size,
         )
     return entries
 

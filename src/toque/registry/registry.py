@@ -106,6 +106,7 @@ class Registry:
         parent: str = "",
         alias: str = "",
         tags: Mapping[str, str] | None = None,
+        inputs: tuple[VersionInput, ...] = (),
         evaluations: tuple[EvalResult, ...] = (),
         git_commit: str = "",
         actor: str = "",
@@ -120,7 +121,7 @@ class Registry:
         if alias:
             check_alias(alias)
         parsed = _source(source)
-        actor = actor or _somebody()
+        actor = actor or somebody()
         if isinstance(parsed, FileRef):
             self._check_new_name(model, "")
         else:
@@ -132,7 +133,7 @@ class Registry:
             except FormatError:
                 shutil.rmtree(work, ignore_errors=True)
                 raise
-            origin = _origin(taken, parent_version, parent, evaluations, git_commit)
+            origin = _origin(taken, parent_version, parent, inputs, evaluations, git_commit)
             draft = replace(_draft(model, taken, origin), created_by=actor, tags=dict(tags or {}))
             known = self.database.find_digest(model, draft.digest)
             if known is not None:
@@ -167,7 +168,7 @@ class Registry:
         version = self.find(reference)
         self.database.archive(version.model, version.version)
         self.store.forget(version.reference)
-        log.info("%s was archived by %s", version.reference, actor or _somebody())
+        log.info("%s was archived by %s", version.reference, actor or somebody())
         return replace(version, status=Status.ARCHIVED)
 
     def close(self) -> None:
@@ -315,6 +316,7 @@ def _origin(
     taken: Intake,
     parent: ModelVersion | None,
     parent_text: str,
+    given: tuple[VersionInput, ...],
     evaluations: tuple[EvalResult, ...],
     git_commit: str,
 ) -> Origin:
@@ -323,7 +325,7 @@ def _origin(
     lineage = origin.lineage or Lineage(system="import")
     if git_commit:
         lineage = replace(lineage, git_commit=git_commit)
-    inputs = list(origin.inputs)
+    inputs = [*origin.inputs, *given]
     base = origin.base_model
     if parent is not None:
         base = parent.reference
@@ -344,7 +346,8 @@ def _origin(
     )
 
 
-def _somebody() -> str:
+def somebody() -> str:
+    """Who this is, for the record: user and machine."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name

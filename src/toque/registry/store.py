@@ -67,7 +67,12 @@ class Store:
         """``registry`` defaults to what TOQUE_REGISTRY_URL and TOQUE_REGISTRY_BLOBS say."""
         self.home = (default_home() if home is None else Path(home)).absolute()
         self.registry = from_environment() if registry is None else registry
-        self.catalog = catalogs.builtin() if catalog is None else catalog
+        self._catalog = catalog
+
+    @property
+    def catalog(self) -> Mapping[str, CatalogEntry]:
+        """The short names; read when the store does not know a name itself."""
+        return catalogs.builtin() if self._catalog is None else self._catalog
 
     def resolve(self, reference: str, report: Report | None = None) -> Path:
         """What to load for a name, a version, a source URI, or a path that exists; pulled first if need be.

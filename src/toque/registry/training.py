@@ -15,6 +15,7 @@ without its history.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from typing import Any
 from toque.errors import FormatError
 from toque.formats.folder import exists, read_bytes, read_json
 from toque.registry.card import MAX_CARD, card_origin, front_matter, number, texts
+from toque.registry.download import file_sha256
+from toque.registry.progress import silent
 from toque.registry.version import EvalResult, Lineage, Origin, VersionInput, plain_json
 
 log = logging.getLogger("toque.registry")
@@ -133,6 +136,20 @@ def gguf_origin(metadata: Mapping[str, Any]) -> Origin:
         base_model=base,
         base_relation="quantized" if base else "",
     )
+
+
+def dataset_input(text: str) -> VersionInput:
+    """A data set that somebody names: a path of this machine, whose content is hashed, or a name as it is."""
+    path = Path(text).expanduser()
+    if not path.exists():
+        return VersionInput("dataset", text, source_type="name", source=text, context="training")
+    if path.is_file():
+        digest = file_sha256(path, path.name, silent)
+    else:
+        files = sorted(file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+        lines = (f"{file_sha256(file, file.name, silent)}  {file.relative_to(path)}\n" for file in files)
+        digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+    return VersionInput("dataset", path.name, f"sha256:{digest}", "file", str(path.absolute()), "training")
 
 
 def git_commit(path: Path) -> str:
