@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import urllib.request
@@ -21,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("deployment")
     parser.add_argument("model")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--url", default=os.environ.get("TOQUE_URL", "http://127.0.0.1:8000"))
     parser.add_argument("--key", default="none")
     parser.add_argument("--strategy", default="auto", choices=["auto", "surge", "canary", "swap"])
     parser.add_argument("--keep", action="store_true", help="stay on the new version")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import threading
 import time
@@ -96,7 +97,7 @@ class Traffic:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="chat")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--url", default=os.environ.get("TOQUE_URL", "http://127.0.0.1:8000"))
     parser.add_argument("--key", default="none")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=float("inf"))
