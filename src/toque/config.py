@@ -84,6 +84,7 @@ class IdempotencySettings(Struct, frozen=True):
 
 class FleetSettings(Struct, frozen=True):
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
+    memory_mb: Bound = 0  # what all replicas together may take; 0: nine tenths of the machine
     tool_parser: str = ""  # the dialect of the models' tool calls; "": read off the chat template
 
 
