@@ -51,8 +51,10 @@ class Controller:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         poll_s: float = POLL_S,
+        lease_ttl_s: float = LEASE_TTL_S,
     ) -> None:
-        """``memory_mb``: what all replicas together may take; 0: nine tenths of the machine."""
+        """``memory_mb``: what all replicas together may take; 0: nine tenths of the machine. ``lease_ttl_s``: after so
+        long without a sign of life another controller takes over."""
         self._store = store
         self._placement = placement
         self._health = health
@@ -63,6 +65,7 @@ class Controller:
         self._clock = clock
         self._monotonic = monotonic
         self._poll_s = poll_s
+        self._lease_ttl_s = lease_ttl_s
         self._decider = Decider(bounds or HangBounds())
         self._lease: Lease | None = None
         self._epochs = 0
@@ -191,10 +194,10 @@ class Controller:
     async def _hold(self, now: float) -> bool:
         """Whether this is the controller, now. A new one begins with what the store and the placement have."""
         held = self._lease
-        if held is not None and now < held.until - LEASE_TTL_S * 2 / 3:
+        if held is not None and now < held.until - self._lease_ttl_s * 2 / 3:
             return True
         try:
-            lease = await self._store.hold(self._holder, now, LEASE_TTL_S)
+            lease = await self._store.hold(self._holder, now, self._lease_ttl_s)
         except StoreError:
             if held is not None and now < held.until:
                 return True
@@ -220,6 +223,7 @@ class Controller:
     def _depose(self, why: str) -> None:
         _log.warning("this controller stands by: %s", why)
         self._lease = None
+        self._health.follow(())
         for task in self._stopping.values():
             task.cancel()
         self._stopping.clear()

@@ -24,10 +24,7 @@ class RunFolder:
 
     def __init__(self, base: Path | None = None) -> None:
         """Raises ConfigError when the folder around it belongs to somebody else or is open to others."""
-        base = (
-            base or Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"toque-{os.geteuid()}"
-        )
-        _make_private(base)
+        base = private_base() if base is None else _make_private(base)
         _sweep(base)
         fresh = Path(tempfile.mkdtemp(prefix="new-", dir=base))
         self._lock = os.open(fresh / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -39,7 +36,14 @@ class RunFolder:
         os.close(self._lock)
 
 
-def _make_private(base: Path) -> None:
+def private_base() -> Path:
+    """The folder around all of them, made if need be. ConfigError as above."""
+    return _make_private(
+        Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"toque-{os.geteuid()}"
+    )
+
+
+def _make_private(base: Path) -> Path:
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = base.lstat()
@@ -49,6 +53,7 @@ def _make_private(base: Path) -> None:
         raise ConfigError(
             f"the folder {base} must be this user's alone (mode 0700): remove it, or set XDG_RUNTIME_DIR"
         )
+    return base
 
 
 def _sweep(base: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from sqlalchemy import Connection, Table, delete, select, update
 from toque.errors import StoreError
 from toque.fleet import tables
 from toque.fleet.store import Change, Committed, DeploymentRow, Lease, ReplicaRow, Reported
+from toque.fleet.store_thread import StoreThread
 from toque.registry.database import RegistryDatabase
 from toque.routing.base import DeploymentSignals, RoutingTable
 
@@ -41,7 +41,7 @@ class SqlFleetStore:
         """Opens ``url`` (as SQLAlchemy spells it) and brings its tables up to date; blocks meanwhile."""
         self._database = RegistryDatabase(url)
         self._patience_s = patience_s
-        self._thread = ThreadPoolExecutor(1, "fleet-store")
+        self._thread = StoreThread("fleet-store")
         self._stuck: asyncio.Future[Any] | None = None
         self._known: dict[str, DeploymentRow] = {}
 
@@ -168,9 +168,12 @@ class SqlFleetStore:
 
     async def close(self) -> None:
         """Does not wait for a database that does not answer."""
+        closing = self._thread.call(self._database.close)
+        self._thread.end()
         if self._stuck is None or self._stuck.done():
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+            await closing
+        else:
+            closing.add_done_callback(_heard)
 
     def _put(self, connection: Connection, row: DeploymentRow) -> bool:
         table = tables.deployment
@@ -234,7 +237,7 @@ class SqlFleetStore:
         if self._stuck is not None and not self._stuck.done():
             raise self._silent()
         abandoned = threading.Event()
-        future = asyncio.get_running_loop().run_in_executor(self._thread, run, abandoned)
+        future = self._thread.call(lambda: run(abandoned))
         try:
             done, _ = await asyncio.wait([future], timeout=self._patience_s)
         except asyncio.CancelledError:

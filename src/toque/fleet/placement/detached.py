@@ -178,7 +178,10 @@ class DetachedPlacement:
             return
         record = process.record
         if process.own:
-            pid, status = os.waitpid(record.pid, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(record.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else in this process waited for it
+                pid, status = record.pid, UNKNOWN_STATUS << 8
             if not pid:
                 return
             process.status = os.waitstatus_to_exitcode(status)
