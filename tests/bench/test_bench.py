@@ -11,9 +11,8 @@ from dataclasses import replace
 import pytest
 
 from toque.bench.client import Record, Target, chat
-from toque.bench.report import Percentiles, summarize
-from toque.bench.run import run
-from toque.bench.workload import WORKLOADS, Workload
+from toque.bench.report import Percentiles, Run, summarize
+from toque.bench.slo import Slo
 from toque.errors import ConfigError
 
 
@@ -78,7 +77,7 @@ async def served(script: Script) -> AsyncIterator[Target]:
     server = await asyncio.start_server(script.answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        yield Target("127.0.0.1", port, "/v1/chat/completions", "m", "secret")
+        yield Target("127.0.0.1", port, "/v1/", "m", "secret")
         for task in script.tasks:
             assert task is not None
             task.cancel()
@@ -104,60 +103,107 @@ async def test_a_request_is_what_was_asked_for_and_its_answer_is_counted(piece: 
 async def test_gaps_between_tokens_are_measured() -> None:
     async with served(Script(tokens=4, gap=0.03)) as target:
         record = await chat(target, "hello", 4)
-    report = summarize("w", 1, [record])
-    assert 0.025 < report.inter_token.p50 < 0.2
+    report = summarize([Run([record])])
+    assert 0.025 < report.itl.p50 < 0.2
     assert report.ttft.p50 >= 0.029
-    assert report.end_to_end.p50 >= 0.119
+    assert report.e2e.p50 >= 0.119
 
 
-async def test_failures_are_told_and_never_raised() -> None:
-    broken = Script()
-    broken.tail = b'data: {"error": {"message": "the replica died"}}\n\n'
-    cut = Script()
-    cut.tail, cut.hang_up = b": nothing\n\n", True
-    for script, word in ((Script(status=429), "too busy"), (broken, "the replica died"), (cut, "closed")):
+async def test_failures_are_told_by_kind_and_never_raised() -> None:
+    def ending(tail: bytes, hang_up: bool = False) -> Script:
+        script = Script()
+        script.tail, script.hang_up = tail, hang_up
+        return script
+
+    for script, kind, word in (
+        (Script(status=429), "HTTP 429", "too busy"),
+        (ending(b'data: {"error": {"message": "the replica died"}}\n\n'), "stream", "the replica died"),
+        (ending(b": nothing\n\n", hang_up=True), "closed", "closed"),
+        (ending(b"data: {not json\n\n"), "protocol", "bad event"),
+        (ending(b'data: {"choices": 5}\n\n'), "protocol", "bad event"),
+    ):
         async with served(script) as target:
             record = await chat(target, "hello", 3)
-        assert not record.ok
+        assert (record.ok, record.kind) == (False, kind)
         assert word in record.error
     refused = await chat(replace(target, port=1), "hello", 3)
-    assert not refused.ok
-    assert refused.error
+    assert (refused.ok, refused.kind) == (False, "connect")
     async with served(Script(tokens=100, gap=0.05)) as target:
-        assert "Timeout" in (await chat(target, "hello", 3, timeout_s=0.1)).error
+        assert (await chat(target, "hello", 3, timeout_s=0.1)).kind == "timeout"
 
 
-async def test_a_workload_keeps_as_many_in_flight_as_it_says() -> None:
-    script = Script(gap=0.01)
-    prompts = tuple(f"p{i}" for i in range(9))
-    seen: list[int] = []
+async def test_a_peer_that_speaks_no_http_is_a_failure_too() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example.org ESMTP\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        record = await chat(Target("127.0.0.1", server.sockets[0].getsockname()[1], "/v1/", "m"), "hello", 3)
+    assert record.kind == "protocol"
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+async def test_spellings_of_event_streams_that_servers_use(newline: bytes) -> None:
+    """Line ends of either kind, no space after the colon, reasoning and tool calls as text, no usage at all."""
+    events = [
+        b'data:{"choices":[{"delta":{"reasoning_content":"hm"}}],"usage":null}',
+        b"event: message" + newline + b'data: {"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}',
+        b'data: {"choices":[{"index":0,"text":"a"}]}',
+        b'data: {"choices":[{"delta":{"content":null},"finish_reason":"stop"}]}',
+        b"data: [DONE]",
+    ]
+    script = Script(tokens=0)
+    script.tail = b"".join(e + 2 * newline for e in events)
     async with served(script) as target:
-        report = await run(target, Workload("w", prompts, 3, 4), warmup=2, progress=seen.append)
-    assert script.most == 4
-    sent = [body["messages"][0]["content"] for body in script.body]  # type: ignore[index]
-    assert sorted(sent[2:]) == sorted(prompts)  # the first two only warm up
-    assert seen == list(range(1, 10))
-    assert (report.requests, report.failed, report.output_tokens, report.cached_tokens) == (9, 0, 27, 36)
+        record = await chat(target, "hello", 3)
+    assert record.ok
+    assert (record.completion_tokens, record.from_usage) == (3, False)  # counted by events
+    assert summarize([Run([record])]).tokens_from == "events"
 
 
 def test_a_report_equals_the_arithmetic() -> None:
-    def record(sent: float, arrivals: list[float], tokens: int, error: str = "") -> Record:
+    def record(planned: float, sent: float, arrivals: list[float], tokens: int, kind: str = "") -> Record:
         first = arrivals[0] if arrivals else 0.0
-        return Record(sent, first, [*arrivals, sent][0] + 1, arrivals, 10, 2, tokens, 200, error)
+        done = planned + 1
+        return Record(planned, sent, first, done, arrivals, 10, 2, tokens, True, 200, kind, kind and "no")
 
-    records = [record(0.0, [0.5, 0.75], 2), record(1.0, [1.25, 1.75], 2), record(2.0, [], 0, "no")]
-    report = summarize("w", 3, records)
-    assert (report.requests, report.failed, report.errors) == (3, 1, ("no",))
-    assert report.seconds == 3.0
-    assert report.output_tokens_per_second == pytest.approx(4 / 3)
+    records = [
+        record(0.0, 0.125, [0.5, 0.75], 2),
+        record(1.0, 1.0, [1.25, 1.5, 1.75], 5),
+        record(2.0, 2.0, [], 0, "timeout"),
+    ]
+    report = summarize([Run(records, 1.5)], Slo(ttft=0.4, itl=0.25))
+    assert (report.requests, report.failed, report.errors) == (3, 1, {"timeout": 1})
+    assert report.messages == ("timeout: no",)
+    assert (report.seconds, report.in_flight, report.offered_per_second) == (3.0, 1, 1.5)
+    assert report.output_tokens_per_second == pytest.approx(7 / 3)
+    assert report.total_tokens_per_second == pytest.approx(27 / 3)
     assert report.requests_per_second == pytest.approx(2 / 3)
-    assert (report.prompt_tokens, report.cached_tokens) == (20, 4)
-    assert (report.ttft.p50, report.ttft.p99) == (0.25, 0.5)
-    assert (report.inter_token.p50, report.inter_token.p95) == (0.25, 0.5)
-    assert (report.end_to_end.p50, report.end_to_end.p99) == (1.25, 1.5)
+    assert (report.prompt_tokens, report.cached_tokens, report.tokens_from) == (20, 4, "usage")
+    assert (report.ttft.p50, report.ttft.p99, report.ttft.mean) == (0.25, 0.5, 0.375)
+    assert (report.ttft_since_sent.p50, report.ttft_since_sent.p99) == (0.25, 0.375)
+    assert (report.send_delay.mean, report.send_delay.p99) == (0.125 / 3, 0.125)
+    assert (report.itl.mean, report.itl.p99) == (0.25, 0.25)
+    assert (report.tpot.p50, report.tpot.p99) == (
+        0.125,
+        0.25,
+    )  # 0.5 s for four tokens in two events; 0.25 s for one
+    assert (report.e2e.p50, report.e2e_since_sent.p50) == (1.0, 0.875)
+    assert report.goodput is not None  # the first is late, the last failed
+    assert (report.goodput.met, report.goodput.share) == (1, pytest.approx(1 / 3))
+    assert report.goodput.requests_per_second == pytest.approx(1 / 3)
     assert json.loads(json.dumps(report.as_dict()))["ttft"]["p95"] == 0.5
-    nothing = summarize("w", 1, [])
+    nothing = summarize([])
     assert (nothing.seconds, nothing.requests_per_second, nothing.ttft.p50) == (0.0, 0.0, 0.0)
+
+
+def test_repeats_add_up() -> None:
+    def run(shift: float, tokens: int) -> Run:
+        return Run([Record(shift, shift, shift + 0.5, shift + 1, [shift + 0.5], 1, 0, tokens, True, 200)])
+
+    report = summarize([run(0, 10), run(1000, 20)])  # the time between two repeats is nobody's
+    assert (report.seconds, report.output_tokens_per_second, report.requests) == (2.0, 15.0, 2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 19, 20, 21, 99, 100, 101])
@@ -171,20 +217,32 @@ def test_percentiles_are_nearest_ranks(count: int) -> None:
     assert found.mean == pytest.approx(sum(values) / count)
 
 
-def test_workloads_are_the_same_every_time() -> None:
-    for name, make in WORKLOADS.items():
-        first, second = make(requests=6), make(requests=6)
-        assert first == second
-        assert first.name == name
-        assert len(set(first.prompts)) == 6
-    shared = WORKLOADS["shared-prefix"](requests=3)
-    assert len({prompt[:4000] for prompt in shared.prompts}) == 1
-    assert WORKLOADS["sequential"]().concurrency == 1
-    assert len({prompt[:100] for prompt in WORKLOADS["concurrent"]().prompts}) == 100
+def test_objectives() -> None:
+    assert Slo.parse("ttft=500ms, itl=1.5s,e2e=200us") == Slo(ttft=0.5, itl=1.5, e2e=0.0002)
+    assert str(Slo.parse("tpot=50ms")) == "tpot=50ms"
+    for wrong in (
+        "ttft",
+        "ttft=5",
+        "ttft=0ms",
+        "speed=5ms",
+        "ttft=5ms,ttft=6ms",
+        "",
+        "ttft=-1ms",
+        "ttft=5ms,",
+    ):
+        with pytest.raises(ConfigError, match="--slo"):
+            Slo.parse(wrong)
+    answered = Record(0.0, 0.0, 0.1, 0.5, [0.1, 0.2, 0.5], 1, 0, 3, True, 200)
+    for slo, met in (
+        (Slo(), True), (Slo(ttft=0.1), True), (Slo(ttft=0.09), False), (Slo(tpot=0.2), True), (Slo(tpot=0.19), False),
+        (Slo(itl=0.31), True), (Slo(itl=0.29), False), (Slo(e2e=0.5, itl=1), True), (Slo(e2e=0.4, itl=1), False),
+    ):  # fmt: skip
+        assert slo.met_by(answered) is met, slo
+    assert not Slo().met_by(replace(answered, kind="timeout"))
 
 
 def test_addresses() -> None:
-    path = "/v1/chat/completions"
+    path = "/v1/"
     for url, expected in (
         ("http://h:81", ("h", 81, path, False)),
         ("h:81", ("h", 81, path, False)),
@@ -193,7 +251,7 @@ def test_addresses() -> None:
         ("http://[::1]:9", ("::1", 9, path, False)),
     ):
         target = Target.parse(url, "m")
-        assert (target.host, target.port, target.path, target.tls) == expected
+        assert (target.host, target.port, target.base, target.tls) == expected
     for url in ("ftp://h", "http://", "http://h:port", "http://h:99999", ""):
-        with pytest.raises(ConfigError, match="url"):
+        with pytest.raises(ConfigError, match="--url"):
             Target.parse(url, "m")

@@ -1,0 +1,109 @@
+"""A server of its own for a measurement: started on a free loopback port, stopped at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from toque.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """``served`` is the name under which the server has its model."""
+
+    url: str
+    served: str
+    key: str
+    pid: int
+    seconds_to_ready: float
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    port: int,
+    *,
+    ready: str,
+    key: str = "",
+    environment: Mapping[str, str] | None = None,
+    name: str = "the server",
+    timeout_s: float = 120.0,
+) -> Iterator[LocalServer]:
+    """Run ``command``, which must listen on ``port``, until the path ``ready`` answers; end it when the block ends.
+
+    Raises ConfigError when the process ends or takes longer than ``timeout_s``; ``name`` is what messages call it.
+    """
+    began = time.monotonic()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        while True:
+            if process.poll() is not None:
+                raise ConfigError(f"{name} ended with exit code {process.returncode} before it was ready")
+            with contextlib.suppress(OSError):  # not there yet, not ready yet, or slow to say so
+                urllib.request.urlopen(
+                    urllib.request.Request(url + ready, headers=headers), timeout=1
+                ).close()
+                break
+            if time.monotonic() - began > timeout_s:
+                raise ConfigError(f"{name} was not ready after {timeout_s:g} s")
+            time.sleep(0.02)
+        seconds = time.monotonic() - began
+        asking = urllib.request.Request(f"{url}/v1/models", headers=headers)
+        with urllib.request.urlopen(asking, timeout=10) as answer:
+            served = json.load(answer)["data"][0]["id"]
+        yield LocalServer(url, served, key, process.pid, seconds)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def toque_server(model: str, *options: str) -> Iterator[LocalServer]:
+    """`toque serve MODEL`. It keeps out of this machine's ledger, and knows none of its keys."""
+    port, key = free_port(), secrets.token_hex(16)
+    command = [
+        sys.executable,
+        "-m",
+        "toque",
+        "serve",
+        model,
+        "--port",
+        str(port),
+        "--log-level",
+        "warning",
+        *options,
+    ]
+    with tempfile.TemporaryDirectory(prefix="toque-bench-") as folder:
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TOQUE_API_KEY")},
+            "TOQUE_AUTH_API_KEYS": key,
+            "TOQUE_LEDGER_FOLDER": folder,
+            "TOQUE_LEDGER_URL": "",
+        }
+        name = f"the server for {model!r}"
+        with running(command, port, ready="/ready", key=key, environment=environment, name=name) as server:
+            yield server
