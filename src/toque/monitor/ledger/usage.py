@@ -98,13 +98,18 @@ def usage(database: Database, query: UsageQuery) -> Usage:
     if groups:
         statement = statement.group_by(*groups).order_by(*groups)
     with database.read() as connection:
-        found = connection.execute(statement.limit(MAX_ROWS + 1)).mappings().all()
+        answer = connection.execute(statement.limit(MAX_ROWS + 1))
+        names = tuple(answer.keys())
+        found = [tuple(row) for row in answer]
     if len(found) > MAX_ROWS:
         raise RequestError(f"that is more than {MAX_ROWS} rows: ask for a shorter time or fewer dimensions")
-    rows = [dict(row) for row in found if row["requests"] is not None]
-    for row in rows:  # PostgreSQL's sums are decimals
-        row.update({measure: int(row[measure]) for measure in MEASURES})
-    total = {measure: sum(row[measure] for row in rows) for measure in MEASURES}
+    first = len(groups)
+    found = [row for row in found if row[first] is not None]  # a sum of nothing
+    if database.dialect == "postgresql":  # whose sums are decimals
+        found = [(*row[:first], *map(int, row[first:])) for row in found]
+    columns = list(zip(*found, strict=True))[first:] or [()] * len(MEASURES)
+    total = dict(zip(MEASURES, map(sum, columns), strict=True))
+    rows = [dict(zip(names, row, strict=True)) for row in found]
     return Usage(tuple(query.by), since, until, rows, total)
 
 
