@@ -13,25 +13,22 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.fleet import PooledFleet
 from toque.errors import UnavailableError
-from toque.fleet.local import LocalDeployment
-from toque.fleet.supervisor import HangBounds
+from toque.fleet.health import HangBounds
 from toque.replica.fake import HANGS, KILLS
 from toque.routing.base import EngineClient, ReplicaState
-from toque.routing.session import ReplicaSession
 from toque.types import EngineRequest, SamplingParams
 
 COMMAND = [sys.executable, "-m", "toque.replica.fake", "--step-s", "0.01"]
 
 
-def deployment(*options: str, replicas: int = 1, bounds: HangBounds | None = None) -> LocalDeployment:
-    return LocalDeployment(
-        "m", [*COMMAND, *options], replicas=replicas, grace_s=5, bounds=bounds, log=lambda *_: None
-    )
+def deployment(*options: str, replicas: int = 1, bounds: HangBounds | None = None) -> PooledFleet:
+    return PooledFleet([*COMMAND, *options], replicas=replicas, bounds=bounds)
 
 
 @pytest.fixture
-async def one() -> AsyncIterator[LocalDeployment]:
+async def one() -> AsyncIterator[PooledFleet]:
     async with deployment() as running:
         await running.wait_ready(20)
         yield running
@@ -55,8 +52,8 @@ async def until(condition: Callable[[], object], within_s: float) -> float:
     return time.monotonic() - started
 
 
-def pid(running: LocalDeployment, index: int = 0) -> int:
-    return sessions(running)[index].pid
+def pid(running: PooledFleet, index: int = 0) -> int:
+    return running.sessions[index].pid
 
 
 def alive(process: int) -> bool:
@@ -66,7 +63,7 @@ def alive(process: int) -> bool:
         return False
 
 
-async def test_killed_in_the_middle_started_streams_go_on_in_its_successor(one: LocalDeployment) -> None:
+async def test_killed_in_the_middle_started_streams_go_on_in_its_successor(one: PooledFleet) -> None:
     streams = [one.pool.generate(request(i, 9, i + 1, max_tokens=60)) for i in range(4)]
     for stream in streams:
         await anext(stream)
@@ -78,14 +75,14 @@ async def test_killed_in_the_middle_started_streams_go_on_in_its_successor(one: 
     # Sent while nothing is there to take it: it waits for the new process and never notices.
     assert await collect(one.pool, request(7)) == [7] * 5
     assert time.monotonic() - killed < 4
-    assert one.supervisors[0].restarts == 1
+    assert one.restarts == 1
     assert one.pool.state is ReplicaState.READY
 
 
 async def test_what_a_dead_replica_had_waiting_and_running_is_answered_by_the_other() -> None:
     async with deployment(replicas=2) as running:
-        await until(lambda: [s.state for s in sessions(running)] == [ReplicaState.READY] * 2, 20)
-        first, second = sessions(running)
+        await until(lambda: [s.state for s in running.sessions] == [ReplicaState.READY] * 2, 20)
+        first, second = running.sessions
         asked = [asyncio.create_task(collect(running.pool, request(i, max_tokens=40))) for i in range(150)]
         # Each runs 64 at once: what comes after them has not begun when it dies.
         await until(lambda: (first.in_flight, second.in_flight) == (75, 75), 5)
@@ -94,10 +91,10 @@ async def test_what_a_dead_replica_had_waiting_and_running_is_answered_by_the_ot
         assert await asyncio.gather(*asked) == [[i] * 40 for i in range(150)]
 
 
-async def test_a_request_that_kills_its_replica_does_not_kill_for_ever(one: LocalDeployment) -> None:
+async def test_a_request_that_kills_its_replica_does_not_kill_for_ever(one: PooledFleet) -> None:
     with pytest.raises(UnavailableError, match="went away"):
         await collect(one.pool, request(KILLS))
-    assert one.supervisors[0].restarts <= 2
+    assert one.restarts <= 2
     assert await collect(one.pool, request(3)) == [3] * 5
 
 
@@ -129,9 +126,9 @@ async def test_a_stopped_replica_is_replaced_and_what_had_not_begun_is_answered(
 
 async def test_streams_on_a_stopped_replica_move_to_another_within_seconds() -> None:
     async with deployment(replicas=2, bounds=HangBounds(silent_s=60)) as running:
-        await until(lambda: [s.state for s in sessions(running)] == [ReplicaState.READY] * 2, 20)
+        await until(lambda: [s.state for s in running.sessions] == [ReplicaState.READY] * 2, 20)
         streams = [asyncio.create_task(collect(running.pool, request(i, max_tokens=60))) for i in range(8)]
-        stopped, other = sessions(running)
+        stopped, other = running.sessions
         await until(lambda: stopped.in_flight == other.in_flight == 4, 5)
         started = time.monotonic()
         os.kill(stopped.pid, signal.SIGSTOP)
@@ -149,8 +146,8 @@ async def test_streams_on_a_stopped_replica_move_to_another_within_seconds() -> 
 
 async def test_a_stopped_replica_is_out_of_rotation_within_two_seconds() -> None:
     async with deployment(replicas=2, bounds=HangBounds(silent_s=60)) as running:
-        await until(lambda: [s.state for s in sessions(running)] == [ReplicaState.READY] * 2, 20)
-        stopped = sessions(running)[0].pid
+        await until(lambda: [s.state for s in running.sessions] == [ReplicaState.READY] * 2, 20)
+        stopped = running.sessions[0].pid
         os.kill(stopped, signal.SIGSTOP)
         try:
             assert await until(lambda: len(running.pool.in_rotation()) == 1, 4) < 2
@@ -167,7 +164,7 @@ async def test_a_step_that_hangs_is_degraded_while_the_process_still_talks() -> 
         # It is tried once more on the replica's successor, which hangs too, and then given up.
         with pytest.raises(UnavailableError, match="went away"):
             await hanging
-        await until(lambda: running.supervisors[0].restarts == 2, 2)
+        await until(lambda: running.restarts == 2, 2)
         assert await collect(running.pool, request(3)) == [3] * 5
 
 
@@ -196,13 +193,17 @@ async def test_closing_lets_streams_finish_and_leaves_nothing_behind() -> None:
 
 PARENT = """
 import asyncio, sys, uvloop
-from toque.fleet.local import LocalDeployment
+from toque.fleet.embedded import LocalFleet
+from toque.fleet.spec import DeploymentSpec
+from toque.fleet.store import Revision
 
 async def main():
-    async with LocalDeployment("m", [sys.executable, "-m", "toque.replica.fake", *sys.argv[1:]]) as running:
-        await running.wait_ready(20)
-        entry = running.supervisors[0].entry
-        print(running.pool.session(entry.replica_id, entry.epoch).pid, flush=True)
+    fake = [sys.executable, "-m", "toque.replica.fake"]
+    deployed = [(DeploymentSpec("m", "/m"), Revision("", "/m", "/m"))]
+    async with LocalFleet(deployed, command=lambda _: fake, log=lambda *_: None) as running:
+        while not (view := (await running.admin.replicas())[0]).ready_at:
+            await asyncio.sleep(0.01)
+        print(view.handle, flush=True)
         await asyncio.sleep(60)
 
 uvloop.run(main())
@@ -233,11 +234,6 @@ async def test_a_replica_nobody_wants_ends_by_itself(tmp_path: Path) -> None:
         assert replica.returncode == 0
     finally:
         stop(replica)
-
-
-def sessions(running: LocalDeployment) -> list[ReplicaSession]:
-    found = [running.pool.session(s.entry.replica_id, s.entry.epoch) for s in running.supervisors]
-    return [session for session in found if isinstance(session, ReplicaSession)]
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:

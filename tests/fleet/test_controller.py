@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -564,3 +565,20 @@ async def test_a_change_in_between_is_not_lost(monkeypatch: pytest.MonkeyPatch) 
 
 def leads(controller: Controller) -> bool:
     return controller.leading
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_stop_that_comes_together_with_an_event_is_not_forgotten(turns: int) -> None:
+    world = World()
+    await world.deploy(deployment())
+    world.controller.start()
+    await asyncio.sleep(0.05)
+    world.controller.stir()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(2):
+        await world.controller.close()
+    rounds = world.controller.rounds
+    world.controller.stir()
+    await asyncio.sleep(0.01)
+    assert world.controller.rounds == rounds

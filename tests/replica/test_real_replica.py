@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from fixtures.fleet import PooledFleet
 from fixtures.parrot import END, make_parrot, parrot_vocab, script
 from replica.clients import collect, flat, until
 from toque.engine.loader import load_engine
 from toque.engine.options import EngineOptions
 from toque.errors import ContextLengthError, RequestError, UnavailableError
-from toque.fleet.local import LocalDeployment, replica_command
+from toque.fleet.launch import replica_command
 from toque.routing.session import ReplicaSession
 from toque.types import EngineRequest, FinishReason, SamplingParams
 
@@ -32,9 +33,8 @@ def parrot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(parrot: Path) -> AsyncIterator[LocalDeployment]:
-    deployment = LocalDeployment("m", replica_command(parrot, ENGINE), grace_s=5, log=lambda *_: None)
-    async with deployment:
+async def running(parrot: Path) -> AsyncIterator[PooledFleet]:
+    async with PooledFleet(replica_command(parrot, ENGINE)) as deployment:
         await deployment.wait_ready(60)
         yield deployment
 
@@ -50,7 +50,7 @@ def request(name: str, *pieces: str, **sampling: object) -> EngineRequest:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_answers_what_the_engine_answers_in_process(running: LocalDeployment, parrot: Path) -> None:
+async def test_answers_what_the_engine_answers_in_process(running: PooledFleet, parrot: Path) -> None:
     asked = [
         request("1", "a"),
         request("2", "b", max_tokens=9, logprobs=2),
@@ -63,25 +63,25 @@ async def test_answers_what_the_engine_answers_in_process(running: LocalDeployme
         engine.add(one)
     while engine.has_work:
         for output in engine.step():
-            output.queue_seconds = output.device_us = 0
+            output.queue_seconds, output.device_us, output.events = 0, 0, None
             expected[output.request_id].append(output)
     engine.close()
     answers = await asyncio.gather(*(collect(running.pool, one) for one in asked))
     for one, answer in zip(asked, answers, strict=True):
         for output in answer:
-            output.queue_seconds = output.device_us = 0
+            output.queue_seconds, output.device_us, output.events = 0, 0, None
         assert answer == expected[one.request_id]
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_ends_at_the_end_of_text(running: LocalDeployment) -> None:
+async def test_ends_at_the_end_of_text(running: PooledFleet) -> None:
     outputs = await collect(running.pool, request("r", "?"))
     assert flat(outputs) == [VOCAB.id("yes"), VOCAB.id("!"), VOCAB.id(END)]
     assert outputs[-1].finish_reason is FinishReason.STOP
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_describes_what_the_engine_really_accepts(running: LocalDeployment) -> None:
+async def test_describes_what_the_engine_really_accepts(running: PooledFleet) -> None:
     card = running.pool.card
     assert card is not None
     assert (card.architecture, card.context_length) == ("llama", 512)
@@ -92,7 +92,7 @@ async def test_describes_what_the_engine_really_accepts(running: LocalDeployment
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_abandoned_requests_free_their_blocks_within_a_second(running: LocalDeployment) -> None:
+async def test_abandoned_requests_free_their_blocks_within_a_second(running: PooledFleet) -> None:
     """Field case BR-048, at the level of the wire."""
     streams = [running.pool.generate(request(str(i), "a", max_tokens=500)) for i in range(8)]
     for stream in streams:
@@ -116,14 +116,14 @@ async def test_a_damaged_model_is_named_to_the_user(parrot: Path, tmp_path: Path
         weights.write_bytes(b"\xff" * 1000)
     else:
         weights.unlink()
-    async with LocalDeployment("m", replica_command(model, ENGINE), log=lambda *_: None) as deployment:
+    async with PooledFleet(replica_command(model, ENGINE)) as deployment:
         with pytest.raises(UnavailableError, match=r"m is dead: .*safetensors.*\(exit status 2\)"):
             await deployment.wait_ready(60)
 
 
 async def test_a_bad_setting_is_named_to_the_user(parrot: Path) -> None:
     command = replica_command(parrot, {**ENGINE, "context_length": 4096})
-    async with LocalDeployment("m", command, log=lambda *_: None) as deployment:
+    async with PooledFleet(command) as deployment:
         with pytest.raises(UnavailableError, match=r"context_length is 4096.*at most 512 tokens"):
             await deployment.wait_ready(60)
 
@@ -168,7 +168,7 @@ async def test_a_replica_of_an_encoder_answers_with_vectors(tmp_path: Path) -> N
     options = {"backend": "reference", "max_batch_tokens": 100, "max_sequences": 4}
     texts = [(3, 4, 5), (7,), tuple(range(80)), (1, 2)]
     expected = load_embedding_engine(folder, EngineOptions(**options)).embed(texts)  # type: ignore[arg-type]
-    deployment = LocalDeployment("m", replica_command(folder, options), grace_s=5, log=lambda *_: None)
+    deployment = PooledFleet(replica_command(folder, options))
     async with deployment:
         await deployment.wait_ready(60)
         asked = [EngineRequest(str(i), ids, SamplingParams(max_tokens=0)) for i, ids in enumerate(texts)]

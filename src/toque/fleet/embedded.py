@@ -49,7 +49,7 @@ class LocalFleet:
         self._placement = LocalPlacement(log)
         self._store = MemoryFleetStore()
         self._stack = AsyncExitStack()
-        self._controller: Controller | None = None
+        self.controller: Controller | None = None
         self.link = DirectLink(self._store, self._stir)
         self.admin = FleetAdmin(self._store, resolve, self._stir)
 
@@ -59,7 +59,7 @@ class LocalFleet:
             await self._store.put(first_row(spec, pinned, time.time()))
         folder = RunFolder()
         self._stack.callback(folder.close)
-        self._controller = controller = Controller(
+        self.controller = controller = Controller(
             self._store,
             self._placement,
             SessionHealth(self._stir),
@@ -99,5 +99,5 @@ class LocalFleet:
         self.link.publish({})
 
     def _stir(self) -> None:
-        if self._controller is not None:
-            self._controller.stir()
+        if self.controller is not None:
+            self.controller.stir()
