@@ -54,6 +54,27 @@ PANELS: tuple[tuple[str, str, list[tuple[str, str]]], ...] = (
         ("3600 * sum by (currency) (rate(toque_list_amount_total[30m]))", "listed {{currency}}"),
         ("3600 * sum by (currency) (rate(toque_deployment_cost_total[30m]))", "cost with idle time {{currency}}"),
     ]),
+    ("Time in steps", "percentunit", [(
+        "sum by (model, phase) (rate(toque_engine_step_seconds_total[$__rate_interval]))", "{{model}} {{phase}}",
+    )]),
+    ("Finish reasons", "reqps", [(
+        "sum by (model, reason) (rate(toque_finished_requests_total[$__rate_interval]))", "{{model}} {{reason}}",
+    )]),
+    ("Replicas' memory", "bytes", [("toque_replica_memory_bytes", "{{model}} {{replica}}")]),
+    ("Replicas' CPUs", "short", [(
+        "sum by (model, replica) (rate(toque_replica_cpu_seconds_total[$__rate_interval]))", "{{model}} {{replica}}",
+    )]),
+    ("Replicas' sequences", "short", [
+        ("toque_replica_requests_running", "{{model}} {{replica}} running"),
+        ("toque_replica_requests_waiting", "{{model}} {{replica}} waiting"),
+    ]),
+    ("GPUs", "percentunit", [
+        ("toque_device_utilisation_ratio", "{{device}} {{name}}"),
+        (
+            'toque_device_memory_bytes{kind="used"} / ignoring (kind) toque_device_memory_bytes{kind="total"}',
+            "{{device}} {{name}} memory",
+        ),
+    ]),
     ("Ledger", "bytes", [("toque_ledger_journal_bytes", "journal"), ("toque_ledger_rows_lost_total", "rows lost")]),
 )  # fmt: skip
 

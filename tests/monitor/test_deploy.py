@@ -6,17 +6,22 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 import yaml
 
+from toque.monitor.devices import DeviceCollector
+from toque.monitor.engine_metrics import ReplicaCollector
 from toque.monitor.ledger.ledger import Ledger
 from toque.monitor.ledger.record import Outcome
 from toque.monitor.ledger_metrics import LedgerCollector, PaidTime, PaidTimeCollector
 from toque.monitor.metrics import Metrics
 from toque.types import EngineStats
+
+from .test_devices import Library
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 
@@ -25,6 +30,8 @@ def exposed(folder: Path) -> dict[str, set[str]]:
     """Every sample name of a server that has served, with its labels."""
     ledger = Ledger(folder)
     metrics = Metrics(lambda: {"m": EngineStats()})
+    metrics.registry.register(ReplicaCollector(lambda: {"m": {"m-0": EngineStats()}}))
+    metrics.registry.register(DeviceCollector(Library()))
     metrics.registry.register(LedgerCollector(ledger, "USD"))
     metrics.registry.register(PaidTimeCollector(PaidTime(lambda: {"m": EngineStats()}), Decimal(1), "USD"))
     metrics.answered("/v1/completions", 200)
@@ -33,6 +40,7 @@ def exposed(folder: Path) -> dict[str, set[str]]:
     record.prompt(1, 1)
     record.tokens(2, 0.1, 1.0)
     record.completed(1.0)
+    metrics.series("m").finished["stop"] = 1
     ledger.open("r", endpoint="e", model="m").close(Outcome.OK, 200)
     text = metrics.exposition().decode()
     ledger.close()
@@ -78,12 +86,24 @@ def test_the_dashboard_is_what_its_code_makes_and_asks_for_what_there_is(tmp_pat
             check(target["expr"], known)
 
 
+def test_each_alert_is_tried_where_it_fires_and_where_it_does_not() -> None:
+    (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    tried: dict[str, set[bool]] = {}
+    for case in yaml.safe_load((FOLDER / "alerts_test.yml").read_text())["tests"]:
+        for test in case["alert_rule_test"]:
+            tried.setdefault(test["alertname"], set()).add(bool(test["exp_alerts"]))
+    assert tried == {rule["alert"]: {True, False} for rule in group["rules"]}
+
+
+PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.executable).parent))
+
+
 @pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool (Debian's prometheus) is not installed"
+    PROMTOOL is None, reason="no promtool: scripts/fetch_promtool.sh, or Debian's prometheus, brings it"
 )
 def test_alerts_fire_when_they_should_and_only_then() -> None:
     for arguments in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
         done = subprocess.run(
-            ["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False
+            [str(PROMTOOL), *arguments], cwd=FOLDER, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
