@@ -61,8 +61,8 @@ class Vectors(FakeEngineClient):
 
 def give_vectors(w: World, **fields: Any) -> Vectors:
     engine = Vectors(**fields)
-    w.deployment.client = engine
-    w.deployment.card = replace(w.deployment.card, embedding_size=SIZE)
+    w.deployment.client = w.deployment.current.client = engine
+    w.deployment.current.card = replace(w.deployment.current.card, embedding_size=SIZE)
     return engine
 
 

@@ -122,7 +122,7 @@ async def test_parts_that_are_no_text_are_refused_by_name(
 
 async def test_bad_words_are_banned_at_a_text_s_start_and_after_a_space() -> None:
     async with world(Plan(script=spoken("ok"), pieces=[b" x"])) as w:
-        tokenizer: Any = w.deployment.tokenizer
+        tokenizer: Any = w.deployment.current.tokenizer
         plain = tokenizer.encode
         tokenizer.encode = lambda text, *, add_special: (
             [FIRST_PIECE] if text == " x" else plain(text, add_special=add_special)

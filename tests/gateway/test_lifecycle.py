@@ -183,7 +183,7 @@ async def test_a_waiting_stream_keeps_its_connection_alive(monkeypatch: pytest.M
 
 async def test_a_large_prompt_is_tokenized_beside_the_streams() -> None:
     async with world(Plan(context=10**6, script=spoken("abcdefghij", delay_s=0.01))) as w:
-        inline = w.deployment.tokenizer.encode
+        inline = w.deployment.current.tokenizer.encode
         threads: list[bool] = []
 
         def encode(text: str, *, add_special: bool) -> list[int]:
@@ -194,7 +194,7 @@ async def test_a_large_prompt_is_tokenized_beside_the_streams() -> None:
                 threads.append(True)
             return inline(text, add_special=add_special)
 
-        w.deployment.tokenizer.encode = encode  # type: ignore[method-assign]
+        w.deployment.current.tokenizer.encode = encode  # type: ignore[method-assign]
         assert (await w.complete(prompt="x" * 100)).status_code == 200
         assert (await w.complete(prompt="x" * 100_000)).status_code == 200
         assert threads == [False, True]

@@ -99,7 +99,7 @@ class Refusing(FakeEngineClient):
 
 
 async def test_a_grammar_that_the_engine_refuses_is_the_callers_fault(parrot: World) -> None:
-    parrot.deployment.client = Refusing()
+    parrot.deployment.client = parrot.deployment.current.client = Refusing()
     for stream in (False, True):
         answer = await parrot.chat(structured_outputs={"regex": "(a"}, stream=stream)
         assert answer.status_code == 400

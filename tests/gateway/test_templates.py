@@ -31,7 +31,7 @@ STRICT = (
 async def prompt_of(w: World, **fields: Any) -> str:
     answer = await w.chat(**fields)
     assert answer.status_code == 200, answer.text
-    return w.deployment.tokenizer.decode(list(w.engine.requests[-1].prompt), skip_special=False)
+    return w.deployment.current.tokenizer.decode(list(w.engine.requests[-1].prompt), skip_special=False)
 
 
 async def test_a_template_that_refuses_gives_400_with_its_own_message() -> None:
@@ -140,7 +140,7 @@ async def test_an_empty_prompt_needs_a_beginning_of_text() -> None:
 
 
 async def test_text_parts_are_joined_and_a_developer_speaks_as_system(parrot: World) -> None:
-    template: Any = parrot.deployment.template
+    template: Any = parrot.deployment.current.template
     assert isinstance(template, LineTemplate)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     await parrot.chat(
@@ -153,7 +153,7 @@ async def test_text_parts_are_joined_and_a_developer_speaks_as_system(parrot: Wo
 
 
 async def test_template_variables_reach_the_template(parrot: World) -> None:
-    template: Any = parrot.deployment.template
+    template: Any = parrot.deployment.current.template
     await parrot.chat(chat_template_kwargs={"enable_thinking": False})
     assert template.calls[0]["extra"] == {"enable_thinking": False}
 

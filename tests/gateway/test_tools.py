@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from toque.errors import ConfigError
-from toque.gateway.deployment import Deployment
+from toque.gateway.face import Face
 from toque.routing.fake import Script
 from toque.text.grammar.spec import GrammarKind, GrammarSpec
 
@@ -322,8 +322,8 @@ async def test_choices_are_read_apart() -> None:
 
 async def test_the_dialect_can_be_said() -> None:
     engine, deployment, settings, _ = build(plan("ok"))
-    assert deployment.dialect == "hermes"
-    parts = (deployment.tokenizer, deployment.template, deployment.card, settings.limits)
-    assert Deployment("m", engine, *parts, "llama3").dialect == "llama3"
+    assert deployment.current.dialect == "hermes"
+    parts = (deployment.current.tokenizer, deployment.current.template, deployment.current.card, settings.limits)
+    assert Face("m", engine, *parts, "llama3").dialect == "llama3"
     with pytest.raises(ConfigError, match="tool_parser must be one of hermes"):
-        Deployment("m", engine, *parts, "esperanto")
+        Face("m", engine, *parts, "esperanto")

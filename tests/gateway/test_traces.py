@@ -99,7 +99,7 @@ async def test_the_caller_decides_and_else_the_ratio() -> None:
 
 async def test_where_a_choice_went_is_under_the_request() -> None:
     async with traced() as (w, memory):
-        w.deployment.client = Moved(w.engine.script)
+        w.deployment.client = w.deployment.current.client = Moved(w.engine.script)
         await ask(w)
     spans = {span.name: span for span in memory.get_finished_spans()}
     assert set(spans) == {"chat parrot", "attempt parrot-0.1", "attempt parrot-1.4"}

@@ -14,7 +14,7 @@ import httpx
 from toque.config import Settings, load_settings
 from toque.errors import TemplateError
 from toque.gateway.app import create_app
-from toque.gateway.deployment import Deployment
+from toque.gateway.deployment import FixedDeployment
 from toque.gateway.listen import bind
 from toque.gateway.server import GatewayServer
 from toque.routing.fake import FakeEngineClient, Script
@@ -109,7 +109,7 @@ class World:
     """One model behind a gateway, and what a test wants to look at."""
 
     engine: FakeEngineClient
-    deployment: Deployment
+    deployment: FixedDeployment
     settings: Settings
     app: Any
     client: httpx.AsyncClient
@@ -149,13 +149,13 @@ def spoken(text: str, **fields: Any) -> Script:
     return Script(tokens=[*text.encode(), EOS], **fields)
 
 
-def build(plan: Plan) -> tuple[FakeEngineClient, Deployment, Settings, Any]:
+def build(plan: Plan) -> tuple[FakeEngineClient, FixedDeployment, Settings, Any]:
     settings = load_settings(plan.flags, environ={})
     engine = FakeEngineClient(plan.script)
     tokenizer: Any = PieceTokenizer(plan.pieces, plan.add_bos)
     template: Any = plan.template
     card = ModelCard(plan.name, "llama", 1, "F32", plan.context, tokenizer.vocab_size, digest="v1-abc")
-    deployment = Deployment(plan.name, engine, tokenizer, template, card, settings.limits)
+    deployment = FixedDeployment(plan.name, engine, tokenizer, template, card, settings.limits)
     return engine, deployment, settings, create_app({plan.name: deployment}, settings)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from toque.errors import ContextLengthError, EngineError, RequestError
-from toque.gateway.deployment import Deployment
+from toque.errors import ContextLengthError, EngineError, RequestError, VersionGoneError
+from toque.gateway.face import Face
 from toque.gateway.generation import engine_error
 from toque.gateway.prepare import TextPool, encode, prompt_size
 from toque.gateway.requests import GenerationRequest, Prompt
@@ -39,28 +39,32 @@ class EmbeddingRequest:
 
 
 async def tokenize_all(
-    asked: EmbeddingRequest, deployment: Deployment, pool: TextPool
+    asked: EmbeddingRequest, face: Face, pool: TextPool
 ) -> list[tuple[int, ...]]:
     """Each input's ids. RequestError or ContextLengthError name the first that cannot be embedded."""
     size = sum(prompt_size(prompt) for prompt in asked.inputs)
 
     def work() -> list[tuple[int, ...]]:
         return [
-            _ids(prompt, name, deployment) for prompt, name in zip(asked.inputs, asked.names, strict=True)
+            _ids(prompt, name, face) for prompt, name in zip(asked.inputs, asked.names, strict=True)
         ]
 
     return await pool.run(size, work)
 
 
 async def embed(
-    asked: EmbeddingRequest, texts: Sequence[tuple[int, ...]], deployment: Deployment, record: Meter
+    asked: EmbeddingRequest, texts: Sequence[tuple[int, ...]], face: Face, record: Meter
 ) -> NDArray[np.float32]:
-    """float32 [inputs, size], in order. What an engine raises comes out, and the others' work ends."""
+    """float32 [inputs, size], in order. What an engine raises comes out, and the others' work ends.
+
+    After VersionGoneError no text counts: all of them are embedded anew, by another version.
+    """
     import numpy as np
 
     request = asked.request
-    deadline = time.time() + (request.timeout_s or deployment.limits.request_timeout_s)
+    deadline = time.time() + (request.timeout_s or face.limits.request_timeout_s)
     found: list[bytes] = [b""] * len(texts)
+    gone = False
     numbers = iter(range(len(texts)))
 
     async def work(numbers: Iterator[int]) -> None:
@@ -73,15 +77,21 @@ async def embed(
                 priority=request.priority,
                 deadline=deadline,
             )
-            found[number] = await _vector(engine, number, deployment, record)
+            found[number] = await _vector(engine, number, face, record)
 
     tasks = [asyncio.create_task(work(numbers)) for _ in range(min(IN_FLIGHT, len(texts)))]
     try:
         await asyncio.gather(*tasks)
+    except VersionGoneError:
+        gone = True
+        raise
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for number, vector in enumerate(found):
+            if vector and not gone:
+                record.prompt(len(texts[number]), 0, number)
     return np.frombuffer(b"".join(found), "<f4").reshape(len(texts), -1)
 
 
@@ -97,8 +107,8 @@ def shortened(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[n
     return short
 
 
-def check_dimensions(dimensions: int | None, deployment: Deployment) -> None:
-    size = deployment.card.embedding_size
+def check_dimensions(dimensions: int | None, face: Face) -> None:
+    size = face.card.embedding_size
     if dimensions is not None and not 1 <= dimensions <= size:
         raise RequestError(
             f"dimensions must be between 1 and {size} for this model, got {str(dimensions)[:24]}",
@@ -106,8 +116,8 @@ def check_dimensions(dimensions: int | None, deployment: Deployment) -> None:
         )
 
 
-async def _vector(request: EngineRequest, number: int, deployment: Deployment, record: Meter) -> bytes:
-    outputs = deployment.client.generate(request, partial(record.routed, number))
+async def _vector(request: EngineRequest, number: int, face: Face, record: Meter) -> bytes:
+    outputs = face.client.generate(request, partial(record.routed, number))
     try:
         async for output in outputs:
             if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
@@ -115,22 +125,21 @@ async def _vector(request: EngineRequest, number: int, deployment: Deployment, r
             if output.embedding is not None:
                 record.computed(output.device_us, number)
                 record.queued(output.queue_seconds)
-                record.prompt(len(request.prompt), 0, number)
                 return output.embedding
     finally:
         await outputs.aclose()
     raise EngineError("the engine's answer ended without a vector")
 
 
-def _ids(prompt: Prompt, name: str, deployment: Deployment) -> tuple[int, ...]:
+def _ids(prompt: Prompt, name: str, face: Face) -> tuple[int, ...]:
     try:
-        ids = encode(prompt, deployment).ids
+        ids = encode(prompt, face).ids
     except RequestError as error:
         error.param = name
         raise
-    if len(ids) > deployment.card.context_length:
+    if len(ids) > face.card.context_length:
         raise ContextLengthError(
-            f"{name} has {len(ids)} tokens, this model reads at most {deployment.card.context_length}; shorten it",
+            f"{name} has {len(ids)} tokens, this model reads at most {face.card.context_length}; shorten it",
             param=name,
         )
     return ids

@@ -25,7 +25,8 @@ from toque.errors import (
     ToqueError,
 )
 from toque.gateway.answer import AnswerReader, Parts
-from toque.gateway.deployment import Deployment
+from toque.gateway.face import Face
+from toque.gateway.outcomes import Pace
 from toque.gateway.requests import PreparedRequest, PreparedSequence, Usage
 from toque.text.reasoning import ReasoningParser
 from toque.text.stream import Piece, TextStream
@@ -137,14 +138,17 @@ class Generation:
     """One client request while it runs. Closing ``deltas()`` aborts whatever still runs in the engines.
 
     The stream ends normally once every choice has its finish reason. Otherwise it raises a ToqueError, after which
-    ``usage`` still says what was computed.
+    ``usage`` still says what was computed, and ``pace.started`` whether anything of the answer had come. ``elsewhere``:
+    an engine's error before that is not the end, another version may answer; so it counts nothing.
     """
 
     prepared: PreparedRequest
-    deployment: Deployment
+    face: Face
     record: Meter
     ticket: Ticket
     usage: Usage = field(default_factory=Usage)
+    pace: Pace = field(default_factory=Pace)
+    elsewhere: bool = False
 
     def __post_init__(self) -> None:
         self.usage.prompt_tokens = self.prepared.prompt_tokens
@@ -183,7 +187,7 @@ class Generation:
         request = self.prepared.request
         reader = self._reader(sequence)
         text = TextStream(
-            self.deployment.tokenizer if reader is None else self.deployment.codec,
+            self.face.tokenizer if reader is None else self.face.codec,
             stop=request.stop,
             include_stop=request.include_stop,
             skip_special=request.skip_special,
@@ -256,7 +260,7 @@ class Generation:
     def _outputs(self, choice: Choice) -> AsyncGenerator[SequenceOutput, None]:
         assert choice.sequence.engine is not None
         on_route = partial(self.record.routed, choice.sequence.index)
-        return self.deployment.client.generate(choice.sequence.engine, on_route)
+        return self.face.client.generate(choice.sequence.engine, on_route)
 
     def _advance(self, choice: Choice, output: SequenceOutput) -> ChoiceDelta:
         now = time.perf_counter()
@@ -265,6 +269,10 @@ class Generation:
         self.record.computed(output.device_us, index)
         if output.events is not None:
             self.record.stepped(index, output.events)
+        failed = output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
+        if failed and self.elsewhere and not self.pace.started:
+            raise engine_error(output)
+        self.pace.started = True
         if choice.first_token_at == 0.0:
             choice.first_token_at = choice.last_token_at = now
             self.ticket.started(len(sequence.prompt))
@@ -273,13 +281,14 @@ class Generation:
             self.record.queued(output.queue_seconds)
             if sequence.first_of_prompt:
                 self.record.prompt(len(sequence.prompt), cached, index)
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+        if failed:
             # Nobody here aborted it: a request that this gateway ends has no reader any more.
             raise engine_error(output)
         count = len(output.tokens)
         if count:
             self.record.tokens(count, now - choice.last_token_at if choice.tokens else 0.0, now, index)
             choice.last_token_at = now
+            self.pace.advance(count, now)
             choice.tokens += count
             self.usage.completion_tokens += count
         delta = choice.advance(output)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from toque.errors import ContextLengthError, RequestError, TemplateError
-from toque.gateway.deployment import Deployment
+from toque.gateway.face import Face
 from toque.gateway.requests import (
     ChatPrompt,
     GenerationRequest,
@@ -59,24 +59,24 @@ class TextPool:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def prepare(request: GenerationRequest, deployment: Deployment, pool: TextPool) -> PreparedRequest:
+async def prepare(request: GenerationRequest, face: Face, pool: TextPool) -> PreparedRequest:
     """Render, tokenize and bound a request. RequestError, TemplateError or ContextLengthError name what is wrong."""
-    sampling, banned = ban_words(check_sampling(request.sampling, deployment), request.bad_words, deployment)
+    sampling, banned = ban_words(check_sampling(request.sampling, face), request.bad_words, face)
     encoded = [
-        await pool.run(prompt_size(prompt), partial(encode, prompt, deployment)) for prompt in request.prompts
+        await pool.run(prompt_size(prompt), partial(encode, prompt, face)) for prompt in request.prompts
     ]
-    dialect, free_form = ("", _without(banned, request)) if banned else _tool_form(request, deployment)
-    deadline = time.time() + (request.timeout_s or deployment.limits.request_timeout_s)
+    dialect, free_form = ("", _without(banned, request)) if banned else _tool_form(request, face)
+    deadline = time.time() + (request.timeout_s or face.limits.request_timeout_s)
     sequences: list[PreparedSequence] = []
     for number, prompt in enumerate(encoded):
-        room = _room(len(prompt.ids), deployment, sampling.max_tokens)
+        room = _room(len(prompt.ids), face, sampling.max_tokens)
         limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         echo_text = ""
         if request.echo:
-            echo_text = deployment.tokenizer.decode(list(prompt.ids)) if prompt.text is None else prompt.text
+            echo_text = face.tokenizer.decode(list(prompt.ids)) if prompt.text is None else prompt.text
             if isinstance(request.prompts[number], ChatPrompt):
                 echo_text = prompt.continued
-        thinks = _thinks(prompt) if deployment.thinks and not prompt.raw else None
+        thinks = _thinks(prompt) if face.thinks and not prompt.raw else None
         grammar = None if free_form is None else _encoded(free_form, thinks)
         computes = limit > 0 or sampling.prompt_logprobs is not None
         for choice in range(request.n):
@@ -108,27 +108,27 @@ async def prepare(request: GenerationRequest, deployment: Deployment, pool: Text
     )
 
 
-def _tool_form(request: GenerationRequest, deployment: Deployment) -> tuple[str, GrammarSpec | None]:
+def _tool_form(request: GenerationRequest, face: Face) -> tuple[str, GrammarSpec | None]:
     """The dialect to read calls in ("": none will be read), and the grammar of the answer, if it has one."""
     tools, grammar = request.tools, request.grammar
     if tools is None:
         return "", grammar
     if not (tools.forced or tools.strict or grammar is not None):
-        return deployment.dialect, None
-    if grammar is None and not tools.forced and enforced_dialect(deployment.dialect) != deployment.dialect:
+        return face.dialect, None
+    if grammar is None and not tools.forced and enforced_dialect(face.dialect) != face.dialect:
         raise RequestError(
-            f"strict needs tool_choice required or a named function here: model {deployment.name} writes calls in"
-            f" the {deployment.dialect} dialect, which cannot be enforced inside free text",
+            f"strict needs tool_choice required or a named function here: model {face.name} writes calls in"
+            f" the {face.dialect} dialect, which cannot be enforced inside free text",
             param="tools",
         )
     spec = GrammarSpec.tools(
-        deployment.dialect,
+        face.dialect,
         tools.specs,
         parallel=tools.parallel,
         free=not tools.forced and grammar is None,
         otherwise=grammar,
     )
-    return enforced_dialect(deployment.dialect, otherwise=grammar is not None), spec
+    return enforced_dialect(face.dialect, otherwise=grammar is not None), spec
 
 
 def _thinks(prompt: EncodedPrompt) -> bool:
@@ -141,20 +141,20 @@ def _encoded(spec: GrammarSpec, thinks: bool | None) -> str:
     return (spec.after_thinking(CLOSE) if thinks else spec).encode()
 
 
-def encode(prompt: Prompt, deployment: Deployment) -> EncodedPrompt:
+def encode(prompt: Prompt, face: Face) -> EncodedPrompt:
     """`tokenize`, for a model: the context bounds it before the work, the vocabulary after it."""
     if isinstance(prompt, TokenPrompt):
-        return EncodedPrompt(_checked(prompt.ids, deployment), None)
-    encoded = tokenize(prompt, deployment)
-    return replace(encoded, ids=_checked(encoded.ids, deployment))
+        return EncodedPrompt(_checked(prompt.ids, face), None)
+    encoded = tokenize(prompt, face)
+    return replace(encoded, ids=_checked(encoded.ids, face))
 
 
-def tokenize(prompt: Prompt, deployment: Deployment) -> EncodedPrompt:
+def tokenize(prompt: Prompt, face: Face) -> EncodedPrompt:
     """The prompt's token ids, with exactly one beginning-of-text token where the model wants one."""
-    tokenizer = deployment.tokenizer
+    tokenizer = face.tokenizer
     if isinstance(prompt, ChatPrompt):
-        text = render(prompt, deployment)
-        _refuse_hopeless(text, deployment)
+        text = render(prompt, face)
+        _refuse_hopeless(text, face)
         # The template writes the beginning-of-text token itself when the model has one.
         ids = tokenizer.encode(text, add_special=False)
         if not prompt.continue_final_message:
@@ -162,7 +162,7 @@ def tokenize(prompt: Prompt, deployment: Deployment) -> EncodedPrompt:
         continued = str(prompt.messages[-1].get("content") or "")
         return EncodedPrompt(tuple(ids), text, continued=continued, raw=False)
     if isinstance(prompt, TextPrompt):
-        _refuse_hopeless(prompt.text, deployment)
+        _refuse_hopeless(prompt.text, face)
         doubled = bool(
             tokenizer.add_bos and tokenizer.bos_text and prompt.text.startswith(tokenizer.bos_text)
         )
@@ -171,18 +171,18 @@ def tokenize(prompt: Prompt, deployment: Deployment) -> EncodedPrompt:
     return EncodedPrompt(prompt.ids, None)
 
 
-def render(prompt: ChatPrompt, deployment: Deployment) -> str:
-    if deployment.template is None:
+def render(prompt: ChatPrompt, face: Face) -> str:
+    if face.template is None:
         raise TemplateError(
-            f"model {deployment.name} has no chat template: use /v1/completions, or a model that has one",
+            f"model {face.name} has no chat template: use /v1/completions, or a model that has one",
             param="messages",
             code="no_chat_template",
         )
     messages: Sequence[Mapping[str, Any]] = list(prompt.messages)
     tools = list(prompt.tools) or None
-    if tools and not deployment.knows_tools:
-        messages, tools = told_in_words(messages, tools, deployment.dialect), None
-    return deployment.template.render(
+    if tools and not face.knows_tools:
+        messages, tools = told_in_words(messages, tools, face.dialect), None
+    return face.template.render(
         messages,
         tools=tools,
         add_generation_prompt=prompt.add_generation_prompt,
@@ -191,9 +191,9 @@ def render(prompt: ChatPrompt, deployment: Deployment) -> str:
     )
 
 
-def check_sampling(sampling: SamplingParams, deployment: Deployment) -> SamplingParams:
+def check_sampling(sampling: SamplingParams, face: Face) -> SamplingParams:
     """Ids against the vocabulary; and the model's end-of-text ids join the stop ids unless the caller said no."""
-    vocabulary = deployment.tokenizer.vocab_size
+    vocabulary = face.tokenizer.vocab_size
     for token, _ in sampling.logit_bias:
         if token >= vocabulary:
             raise RequestError(
@@ -206,13 +206,13 @@ def check_sampling(sampling: SamplingParams, deployment: Deployment) -> Sampling
             )
     if sampling.ignore_eos:
         return sampling
-    ends = deployment.tokenizer.eos_ids
+    ends = face.tokenizer.eos_ids
     stops = (*sampling.stop_token_ids, *sorted(ends.difference(sampling.stop_token_ids)))
     return replace(sampling, stop_token_ids=stops) if len(stops) > len(sampling.stop_token_ids) else sampling
 
 
 def ban_words(
-    sampling: SamplingParams, words: tuple[str, ...], deployment: Deployment
+    sampling: SamplingParams, words: tuple[str, ...], face: Face
 ) -> tuple[SamplingParams, list[str]]:
     """Ban each word that is one token, at the start of a text or after a space, by its bias.
 
@@ -221,7 +221,7 @@ def ban_words(
     biases, longer = dict(sampling.logit_bias), []
     for word in words:
         spellings = {word, " " + word.lstrip(" ")} if word.strip(" ") else {word}
-        encoded = [deployment.tokenizer.encode(spelling, add_special=False) for spelling in spellings]
+        encoded = [face.tokenizer.encode(spelling, add_special=False) for spelling in spellings]
         banned = {ids[0] for ids in encoded if len(ids) == 1}
         if any(banned.isdisjoint(ids) for ids in encoded):
             longer.append(word)
@@ -250,8 +250,8 @@ def prompt_size(prompt: Prompt) -> int:
     return len(prompt.ids)
 
 
-def _room(length: int, deployment: Deployment, max_tokens: int | None) -> int:
-    context = deployment.card.context_length
+def _room(length: int, face: Face, max_tokens: int | None) -> int:
+    context = face.card.context_length
     needed = 0 if max_tokens == 0 else 1
     if length + needed > context:
         raise ContextLengthError(
@@ -263,10 +263,10 @@ def _room(length: int, deployment: Deployment, max_tokens: int | None) -> int:
     return context - length
 
 
-def _refuse_hopeless(text: str, deployment: Deployment) -> None:
+def _refuse_hopeless(text: str, face: Face) -> None:
     """Length before work: a text that cannot fit whatever its tokens are is not tokenized at all."""
-    context = deployment.card.context_length
-    at_least = deployment.tokenizer.at_least_tokens(text)
+    context = face.card.context_length
+    at_least = face.tokenizer.at_least_tokens(text)
     if at_least > context:
         raise ContextLengthError(
             f"this model's context holds {context} tokens, but the prompt has at least {at_least} "
@@ -274,10 +274,10 @@ def _refuse_hopeless(text: str, deployment: Deployment) -> None:
         )
 
 
-def _checked(ids: tuple[int, ...], deployment: Deployment) -> tuple[int, ...]:
+def _checked(ids: tuple[int, ...], face: Face) -> tuple[int, ...]:
     if not ids:
         raise RequestError("the prompt is empty: it has no token at all", param="prompt")
-    low, high, vocabulary = min(ids), max(ids), deployment.card.vocab_size
+    low, high, vocabulary = min(ids), max(ids), face.card.vocab_size
     if low < 0 or high >= vocabulary:
         wrong = low if low < 0 else high
         raise RequestError(

@@ -90,7 +90,8 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
             await _until_ready(replicas, serving)
             if not serving.done():
                 port = listener.getsockname()[1]
-                embeds = app.state.gateway.deployments[models[0].name].card.embedding_size > 0
+                face = app.state.gateway.deployments[models[0].name].current
+                embeds = face.card.embedding_size > 0
                 print(greeting(models, settings, port, time.perf_counter() - started, embeds), flush=True)
                 monitoring.start()  # only now: the database's packages take half a second to import
             await serving
@@ -124,7 +125,7 @@ def _build(
     """The application; reads the parts of the model files that the gateway needs."""
     from toque.formats import load_checkpoint
     from toque.gateway.app import create_app
-    from toque.gateway.deployment import Deployment
+    from toque.gateway.deployment import Deployment, FixedDeployment
     from toque.text.template import load_template
     from toque.text.tokenizer import load_tokenizer
     from toque.types import ModelCard
@@ -151,7 +152,7 @@ def _build(
             created=int(model.path.stat().st_mtime),
             embedding_size=checkpoint.config.hidden_size if checkpoint.config.pooling else 0,
         )
-        deployments[model.name] = Deployment(
+        deployments[model.name] = FixedDeployment(
             model.name,
             replicas[model.name].pool,
             tokenizer,

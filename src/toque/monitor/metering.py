@@ -67,6 +67,10 @@ class Meter(RequestRecord):
         self._latencies.add(self._model, "queue", seconds)
         self._row.queue_us = max(self._row.queue_us, int(seconds * 1e6))
 
+    def served_by(self, version: str) -> None:
+        """The version that answers: another than was expected, where that one went away meanwhile."""
+        self._row.version = version
+
     def prepared(self, tokens: int) -> None:
         """The request's text is ``tokens`` tokens now, all prompts together."""
         if self._trail is not None:

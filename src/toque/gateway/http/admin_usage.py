@@ -101,8 +101,8 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
     models: dict[str, dict[str, Any]] = {}
     for name, deployment in gateway.deployments.items():
         models[name] = {
-            "state": deployment.client.state.value,
-            "reason": deployment.client.reason,
+            "state": deployment.state,
+            "reason": deployment.reason,
             "engine": deployment.client.stats(),
             "latency": latencies.get(name, {}),
         }

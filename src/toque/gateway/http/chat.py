@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from toque.gateway.deployment import Deployment
+from toque.gateway.face import Face
 from toque.gateway.generation import ChoiceDelta
 from toque.gateway.http.logprobs import chat_logprobs
 from toque.gateway.http.respond import FoldedChoice
@@ -26,12 +26,12 @@ class ChatFormat:
     Chunks are put together from prepared bytes: of a streamed token only its text (and its logprobs) is encoded.
     """
 
-    def __init__(self, prepared: PreparedRequest, deployment: Deployment) -> None:
+    def __init__(self, prepared: PreparedRequest, face: Face) -> None:
         request = prepared.request
         self._id = request.request_id
         self._created = int(time.time())
-        self._model = deployment.name
-        self._tokenizer = deployment.tokenizer
+        self._model = face.name
+        self._tokenizer = face.tokenizer
         self._logprobs = request.sampling.logprobs is not None
         self._include_usage = request.include_usage
         self._opened: set[int] = set()

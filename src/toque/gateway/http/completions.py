@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from toque.gateway.deployment import Deployment
+from toque.gateway.face import Face
 from toque.gateway.generation import ChoiceDelta
 from toque.gateway.http.logprobs import CompletionLogprobs
 from toque.gateway.http.respond import FoldedChoice
@@ -20,17 +20,17 @@ _encode = msgspec.json.encode
 class CompletionFormat:
     """Completion chunks and bodies; see ChatFormat for how chunks are made."""
 
-    def __init__(self, prepared: PreparedRequest, deployment: Deployment) -> None:
+    def __init__(self, prepared: PreparedRequest, face: Face) -> None:
         request = prepared.request
         self._id = request.request_id
         self._created = int(time.time())
-        self._model = deployment.name
+        self._model = face.name
         self._include_usage = request.include_usage
         self._logprobs: dict[int, CompletionLogprobs] | None = None
         if request.sampling.logprobs is not None:
             self._logprobs = {
                 sequence.index: CompletionLogprobs(
-                    deployment.tokenizer,
+                    face.tokenizer,
                     request.sampling.logprobs,
                     sequence.prompt if request.echo else (),
                     len(sequence.echo_text),

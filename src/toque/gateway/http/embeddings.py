@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from toque.errors import DeadlineError, RequestError
+from toque.errors import DeadlineError, RequestError, VersionGoneError
 from toque.gateway.deployment import Deployment, find_deployment
 from toque.gateway.embedding import (
     EmbeddingRequest,
@@ -25,12 +25,13 @@ from toque.gateway.embedding import (
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.body import decode
 from toque.gateway.http.embedding_types import Document, EmbeddingBody, RerankBody
-from toque.gateway.http.exchange import MODEL_VERSION, Exchange
+from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.fields import refuse_declared
 from toque.gateway.http.generate import deadline_s, receive_json
 from toque.gateway.http.metered import check_budget, metered
-from toque.gateway.http.respond import cancelled_when_client_leaves
+from toque.gateway.http.respond import cancelled_when_client_leaves, say_version
 from toque.gateway.http.translate import bounded, brief, completion_prompts
+from toque.gateway.outcomes import Pace
 from toque.gateway.prepare import prompt_size
 from toque.gateway.requests import GenerationRequest, Prompt, TextPrompt
 from toque.types import SamplingParams
@@ -38,6 +39,8 @@ from toque.types import SamplingParams
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from toque.monitor.metering import Meter
 
 MAX_INPUTS = 2048
 MAX_DOCUMENTS = 1024
@@ -53,7 +56,7 @@ async def embeddings(exchange: Exchange, gateway: Gateway) -> None:
             f"encoding_format must be float or base64, got {brief(body.encoding_format)}",
             param="encoding_format",
         )
-    check_dimensions(body.dimensions, deployment)
+    check_dimensions(body.dimensions, await deployment.known_face())
     prompts = completion_prompts(body.input, MAX_INPUTS, True, "input")
     single = isinstance(body.input, str) or isinstance(body.input[0], int)
     names = ("input",) if single else tuple(f"input[{i}]" for i in range(len(prompts)))
@@ -139,25 +142,54 @@ async def _embedded(
     """The vectors, with everything around them that a generation has: limits, queue, deadline, books."""
     request = asked.request
     exchange.model = deployment.name
-    exchange.added.append((MODEL_VERSION, deployment.version.encode("latin-1", "replace")))
     timeout = request.timeout_s or deployment.limits.request_timeout_s
     check_budget(exchange, gateway)
     with _admitted(exchange, deployment, request) as used:
         try:
             with (
+                deployment.visit(),
                 metered(exchange, gateway, deployment, request) as record,
                 cancelled_when_client_leaves(exchange),
             ):
                 async with asyncio.timeout(timeout):
-                    texts = await tokenize_all(asked, deployment, gateway.pool)
-                    await deployment.until_serving()
-                    used.tokens = sum(len(ids) for ids in texts)
-                    record.prepared(used.tokens)
-                    vectors = await embed(asked, texts, deployment, record)
+                    vectors = None
+                    while vectors is None:
+                        vectors = await _attempt(exchange, gateway, deployment, asked, used, record)
                     record.completed(time.perf_counter())
         except TimeoutError:
             raise DeadlineError(f"the request did not finish within {timeout:g} s", param="timeout") from None
     return Embedded(request.request_id, vectors, used.tokens)
+
+
+async def _attempt(
+    exchange: Exchange,
+    gateway: Gateway,
+    deployment: Deployment,
+    asked: EmbeddingRequest,
+    used: _Used,
+    record: Meter,
+) -> NDArray[np.float32] | None:
+    """The vectors of one version; None: it went away, and another has to begin anew."""
+    name = asked.request.request_id
+    now = deployment.choose(name)
+    known = now or deployment.current
+    texts = None if known is None else await tokenize_all(asked, known, gateway.pool)
+    face = now or await deployment.face(name)
+    face.check_embeds(exchange.endpoint)
+    if texts is None or face is not known:
+        texts = await tokenize_all(asked, face, gateway.pool)
+    say_version(exchange, face.version)
+    record.served_by(face.version)
+    used.tokens = sum(len(ids) for ids in texts)
+    record.prepared(used.tokens)
+    pace = Pace()
+    try:
+        with deployment.outcomes.attempt(face.key, pace):
+            vectors = await embed(asked, texts, face, record)
+            pace.completed = True
+    except VersionGoneError:
+        return None
+    return vectors
 
 
 @dataclass(slots=True)

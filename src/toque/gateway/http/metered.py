@@ -49,7 +49,7 @@ def metered(
             request.request_id,
             endpoint=exchange.endpoint,
             model=deployment.name,
-            version=deployment.version,
+            version="" if (face := deployment.current) is None else face.version,
             tenant=exchange.caller.tenant,
             key_id=exchange.caller.key_id,
             client_id=exchange.request_id,

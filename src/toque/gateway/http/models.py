@@ -6,30 +6,35 @@ from typing import Any
 
 import msgspec
 
-from toque.errors import UnavailableError
-from toque.gateway.deployment import Deployment, find_deployment
+from toque.gateway.deployment import find_deployment, unavailable
+from toque.gateway.face import Face
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.exchange import Exchange
 
 
 async def list_models(exchange: Exchange, gateway: Gateway) -> None:
-    """Models that can answer; one that is loading or dead is not listed as if it could."""
-    data = [_model(d, gateway) for d in gateway.deployments.values() if d.serving]
+    """Models that can answer, those that wake for it included; one that is loading or dead is not listed as if it
+    could."""
+    data = [
+        _model(face, gateway)
+        for deployment in gateway.deployments.values()
+        if deployment.listed and (face := deployment.current) is not None
+    ]
     await exchange.answer(200, msgspec.json.encode({"object": "list", "data": data}))
 
 
 async def show_model(exchange: Exchange, gateway: Gateway) -> None:
     deployment = find_deployment(gateway.deployments, exchange.scope["path_params"]["id"])
-    if not deployment.serving:
-        why = deployment.client.reason or f"it is {deployment.client.state}"
-        raise UnavailableError(f"model {deployment.name} cannot answer now: {why}")
-    await exchange.answer(200, msgspec.json.encode(_model(deployment, gateway)))
+    face = deployment.current
+    if face is None or not deployment.listed:
+        raise unavailable(deployment)
+    await exchange.answer(200, msgspec.json.encode(_model(face, gateway)))
 
 
-def _model(deployment: Deployment, gateway: Gateway) -> dict[str, Any]:
-    card = deployment.card
+def _model(face: Face, gateway: Gateway) -> dict[str, Any]:
+    card = face.card
     return {
-        "id": deployment.name,
+        "id": face.name,
         "object": "model",
         "created": card.created or int(gateway.started),
         "owned_by": "toque",
@@ -37,5 +42,5 @@ def _model(deployment: Deployment, gateway: Gateway) -> dict[str, Any]:
         "architecture": card.architecture,
         "quantization": card.quantization,
         "parameters": card.parameters,
-        "version": deployment.version,
+        "version": face.version,
     }

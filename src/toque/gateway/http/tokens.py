@@ -32,21 +32,22 @@ async def tokenize_text(exchange: Exchange, gateway: Gateway) -> None:
     else:
         assert body.prompt is not None
         prompt = TextPrompt(body.prompt, body.add_special_tokens)
-    ids = await gateway.pool.run(prompt_size(prompt), lambda: tokenize(prompt, deployment).ids)
+    face = await deployment.known_face()
+    ids = await gateway.pool.run(prompt_size(prompt), lambda: tokenize(prompt, face).ids)
     answer: dict[str, object] = {
         "count": len(ids),
-        "max_model_len": deployment.card.context_length,
+        "max_model_len": face.card.context_length,
         "tokens": ids,
     }
     if body.return_token_strs:
-        answer["token_strs"] = [deployment.tokenizer.token_text(token) for token in ids]
+        answer["token_strs"] = [face.tokenizer.token_text(token) for token in ids]
     await exchange.answer(200, msgspec.json.encode(answer))
 
 
 async def detokenize_ids(exchange: Exchange, gateway: Gateway) -> None:
     body = decode(await receive_json(exchange, gateway), DetokenizeBody)
-    deployment = _deployment(gateway, body.model)
-    vocabulary = deployment.card.vocab_size
+    face = await _deployment(gateway, body.model).known_face()
+    vocabulary = face.card.vocab_size
     for position, token in enumerate(body.tokens):
         if not 0 <= token < vocabulary:
             raise RequestError(
@@ -55,7 +56,7 @@ async def detokenize_ids(exchange: Exchange, gateway: Gateway) -> None:
             )
     tokens = body.tokens
     text = await gateway.pool.run(
-        len(tokens), lambda: deployment.tokenizer.decode(tokens, skip_special=False)
+        len(tokens), lambda: face.tokenizer.decode(tokens, skip_special=False)
     )
     await exchange.answer(200, msgspec.json.encode({"prompt": text}))
 
