@@ -31,6 +31,8 @@ from sqlalchemy.exc import (
 from toque.errors import ConfigError, StoreError
 
 BUSY_S = 15.0  # how long a writer of SQLite waits for another
+# A host that is gone, rather than slow, is noticed within half a minute; a URL may say otherwise.
+_PATIENCE = {"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 30_000}
 _migrating = threading.Lock()  # Alembic keeps the running migration's context in a global
 
 
@@ -166,8 +168,7 @@ def _create(url: str, schema: Schema) -> tuple[str, Engine]:
         if backend == "postgresql":
             options: dict[str, Any] = {
                 "pool_pre_ping": True,
-                # A host that is gone, rather than slow, is noticed within half a minute.
-                "connect_args": {"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 30_000},
+                "connect_args": {key: value for key, value in _PATIENCE.items() if key not in parsed.query},
             }
         else:
             if parsed.database:

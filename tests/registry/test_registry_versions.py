@@ -167,30 +167,6 @@ def test_an_alias_points_to_what_is_ready_and_each_move_is_an_event(store: Store
         assert registry.register(str(make(2)), "bot").version.version == 3  # numbers are not given twice
 
 
-def test_two_processes_that_move_an_alias_leave_one_chain(store: Store, make: Make) -> None:
-    with Registry(store) as registry:
-        for number in (1, 2):
-            registry.register(str(make(number)), "bot")
-    code = (
-        "import sys; from toque.registry.database import RegistryDatabase\n"
-        "database = RegistryDatabase(sys.argv[1])\n"
-        "for n in range(40): database.move_alias('bot', 'live', 1 + (n + int(sys.argv[2])) % 2, actor=sys.argv[2])"
-    )
-    url = store.registry.database_url(store.home)
-    running = [subprocess.Popen([sys.executable, "-c", code, url, str(n)]) for n in range(2)]
-    assert [process.wait(60) for process in running] == [0, 0]
-    with Registry(store) as registry:
-        assert_chain(registry.database)
-
-
-def assert_chain(database: RegistryDatabase) -> None:
-    events = database.alias_events("bot", "live")
-    assert len(events) >= 40
-    assert [event.previous for event in events] == [None, *(event.version for event in events[:-1])]
-    assert [alias.version for alias in database.aliases("bot")] == [events[-1].version]
-    assert {event.actor for event in events} == {"0", "1"}
-
-
 def test_a_pulled_model_becomes_version_1_of_its_name(store: Store, make: Make) -> None:
     pulled = store.pull(f"file:{make(1)}", name="bot")
     with Registry(store) as registry:

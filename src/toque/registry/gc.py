@@ -95,7 +95,8 @@ def _sweep_local(store: Store, needed: set[str], before: float, dry_run: bool, s
     if dry_run:
         return
     for folder in (store.home / "models").glob("*"):
-        if folder.is_dir() and not any(link.exists() for link in folder.rglob("*") if not link.is_dir()):
+        links = [path for path in folder.rglob("*") if path.is_symlink()]
+        if not any(link.exists() for link in links) and _touched(folder) <= before:
             shutil.rmtree(folder, ignore_errors=True)  # links to nothing
 
 
@@ -130,8 +131,8 @@ def _sweep_partial(store: Store, before: float) -> int:
 
 def _touched(folder: Path) -> float:
     """When anything in a folder was last written."""
-    times = []
-    for path in (folder, *folder.rglob("*")):
-        with suppress(FileNotFoundError):
-            times.append(path.lstat().st_mtime)
-    return max(times, default=0.0)
+    newest = 0.0
+    with suppress(FileNotFoundError):  # it goes while we look
+        for path in (folder, *folder.rglob("*")):
+            newest = max(newest, path.lstat().st_mtime)
+    return newest

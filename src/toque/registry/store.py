@@ -177,7 +177,7 @@ class Store:
     def remove(self, name: str) -> int:
         """Forget a model and free the files that nothing else has; the bytes freed.
 
-        With a registry whose database cannot be asked, no file is freed: `collect` does it later.
+        With a registry whose database cannot be asked, no file is freed: a sweep does it later.
         """
         record = self.show(name)
         with locked(self.change_lock):
@@ -311,8 +311,9 @@ class Store:
         os.replace(temporary, manifest)
 
     def forget(self, name: str) -> None:
-        """Remove a manifest and leave the files to `collect`."""
-        self._manifest(name).unlink(missing_ok=True)
+        """Remove a manifest and leave the files to a sweep (`toque.registry.gc`)."""
+        with locked(self.change_lock):
+            self._manifest(name).unlink(missing_ok=True)
 
     def _version(self, parsed: VersionRef | AliasRef | CatalogRef, report: Report) -> ModelRecord | None:
         """The manifest of a version of the registry, brought here if need be; None: a name that it does not know."""
