@@ -185,10 +185,10 @@ class Engine:
             self._open(sequence, plan, outputs)
         if plan.empty:
             return outputs
-        if self.speculator is not None and plan.decodes:
-            self.speculator.draft(plan, self.scheduler)
         planned = time.perf_counter()
         self._schedule_seconds += planned - started
+        if self.speculator is not None and plan.decodes:
+            self.speculator.draft(plan, self.scheduler)
         try:
             result, spans = self.runner.run(plan)
         except Exception as error:
@@ -280,6 +280,10 @@ class Engine:
                 computed = sequence.computed
                 publish(sequence)
                 accepted += len(output.tokens) - 1
+                if matcher is not None and matcher.error:  # what followed was too much for the grammar
+                    append(output)
+                    self._end_stuck(sequence, token, SequenceOutput(sequence.id, []), outputs)
+                    continue
             generated += len(output.tokens)
             if token in sequence.stop:
                 output.finish_reason = FinishReason.STOP

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from toque.backends.base import BLOCK_SIZE, Executable, StepBatch, StepResult
+from toque.engine.grammars import Matcher
 from toque.engine.scheduler import StepPlan
 from toque.engine.sequence import Sequence
 
@@ -153,15 +155,15 @@ class Runner:
 
     def _fill_masks(self, plan: StepPlan, spans: list[RowSpan], n_rows: int) -> npt.NDArray[np.uint32] | None:
         """What the grammars of this step's sequences allow; None when none has one."""
-        wanted = []
+        wanted: list[tuple[int, Matcher, Tokens[int]]] = []
         row = 0
         for sequence in plan.decodes:
             if sequence.matcher is not None:
-                wanted.append((row, sequence.matcher))
+                wanted.append((row, sequence.matcher, sequence.draft))
             row += 1 + len(sequence.draft)
         for (sequence, _), span in zip(plan.chunks, spans, strict=True):
             if span.sampled and sequence.matcher is not None:
-                wanted.append((span.first + span.scored, sequence.matcher))
+                wanted.append((span.first + span.scored, sequence.matcher, ()))
         if not wanted:
             return None
         masks = self._masks
@@ -169,9 +171,11 @@ class Runner:
             words = (self.executable.vocab_size + 31) // 32
             masks = self._masks = np.full((len(self._rows), words), 0xFFFFFFFF, np.uint32)
         masks[self._masked] = 0xFFFFFFFF
-        self._masked = [row for row, _ in wanted]
-        for row, matcher in wanted:
+        self._masked = [row + ahead for row, _, draft in wanted for ahead in range(1 + len(draft))]
+        for row, matcher, draft in wanted:
             matcher.fill(masks[row])
+            if draft:
+                _look_ahead(matcher.copy(), draft, masks[row + 1 :])
         return masks[:n_rows]
 
     def _chunks(self, plan: StepPlan, slots: list[int]) -> tuple[int, int, list[RowSpan]]:
@@ -214,3 +218,11 @@ class Runner:
         self._top[row : row + count] = sequence.prompt_top
         self._wanted = True
         return count
+
+
+def _look_ahead(matcher: Matcher, draft: Tokens[int], masks: npt.NDArray[np.uint32]) -> None:
+    """What the grammar allows after each drafted token. Rows after one that it forbids or ends with are not reached."""
+    for index, guess in enumerate(draft):
+        if not matcher.accept(guess) or matcher.complete:
+            break
+        matcher.fill(masks[index])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import cache
 
@@ -18,6 +19,7 @@ from toque.backends.base import BackendOptions
 from toque.engine.engine import Engine
 from toque.engine.loader import load_engine
 from toque.engine.options import EngineOptions
+from toque.engine.sequence import Sequence
 from toque.engine.speculate.draft import DraftProposer
 from toque.engine.speculate.ngram import NgramProposer
 from toque.engine.speculate.proposer import Proposer
@@ -251,7 +253,7 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
 
 @pytest.mark.parametrize("kind", ["ngram", "draft-0", "0.3"])
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -283,5 +285,29 @@ def test_any_mix_of_requests_is_answered_as_each_alone(
     drain(engine, answers)
     for i, (begin, end, sampling, _) in enumerate(requests):
         same(answers[f"r{i}"], plain(backend, FIXED[begin:end], sampling))
+    assert engine.kv.held == 0
+    engine.close()
+
+
+def test_a_proposer_that_fails_ends_speculation_and_no_request(
+    backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Guesser):
+        def propose(self, sequences: Many[Sequence], counts: Many[int]) -> list[list[int]]:
+            if sequences[0].computed > 50:
+                raise RuntimeError("the draft model is gone")
+            return super().propose(sequences, counts)
+
+    engine = engine_of(backend, "ngram")
+    engine.speculator = eager(
+        Broken(lambda prompt, sampling: plain(backend, prompt, sampling).tokens, 0.5, vocab_size=160)
+    )
+    for turn in range(2):
+        engine.add(request(f"r{turn}", FIXED, GREEDY))
+        same(drain(engine)[f"r{turn}"], plain(backend, FIXED, GREEDY))
+    assert tried(engine)[0] > 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "speculation is switched off: Broken failed"
+    ]
     assert engine.kv.held == 0
     engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from toque.engine.speculate.proposer import NO_LEAD, Proposer
 if TYPE_CHECKING:
     from toque.engine.scheduler import Scheduler, StepPlan
     from toque.engine.sequence import Sequence
+
+_log = logging.getLogger(__name__)
 
 
 class _Hope:
@@ -29,7 +32,8 @@ class Speculator:
     """Adds drafted tokens to a step's decodes where they are expected to pay.
 
     Guarantees: drafts take only what the step's sure work leaves of tokens, rows and free KV blocks; where guesses do
-    not come true, or rows cost more than they bring, it falls back to plain steps by itself.
+    not come true, or rows cost more than they bring, it falls back to plain steps by itself; where the proposer fails,
+    for good.
     """
 
     def __init__(self, proposer: Proposer, most: int) -> None:
@@ -40,6 +44,7 @@ class Speculator:
         self.accepted = 0  # of those, how many plain decoding chose too
         self._beliefs = Beliefs(proposer.beliefs)
         self._hopes: dict[int, _Hope] = {}
+        self.failed = False
         self._spent = 0.0  # seconds of the step that is being planned
 
     def open(self, sequence: Sequence) -> None:
@@ -56,18 +61,24 @@ class Speculator:
 
     def draft(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """Give the decodes of a plan their drafts; the blocks they need are taken from the scheduler."""
+        if self.failed:
+            return
         began = time.perf_counter()
-        self._draft(plan, scheduler)
+        try:
+            self._draft(plan, scheduler)
+        except Exception:
+            # No request may suffer from a guess: from here on there are none.
+            self.failed = True
+            _log.exception("speculation is switched off: %s failed", type(self.proposer).__name__)
         self._spent = time.perf_counter() - began
 
     def _draft(self, plan: StepPlan, scheduler: Scheduler) -> None:
         spare = scheduler.spare(plan)
-        able = [sequence for sequence in plan.decodes if sequence.matcher is None]
-        if spare <= 0 or not able:
+        if spare <= 0:
             return
-        leads = self.proposer.leads(able)
+        leads = self.proposer.leads(plan.decodes)
         hopeful: list[tuple[Sequence, int, list[float]]] = []
-        for sequence, lead in zip(able, leads, strict=True):
+        for sequence, lead in zip(plan.decodes, leads, strict=True):
             hope = self._hopes[sequence.slot]
             self._learn(sequence, hope)
             left = min(self.most, sequence.end - len(sequence.tokens) - 1)

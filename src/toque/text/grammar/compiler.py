@@ -54,6 +54,10 @@ class Matcher:
         """The answer goes on with ``token``. False when the grammar does not allow that, or became too complex."""
         return bool(self._inner.consume_token(token))
 
+    def copy(self) -> Matcher:
+        """One that goes its own way from here, for looking ahead. Cheap."""
+        return Matcher(self._inner.deep_copy(), self._words)
+
     @property
     def complete(self) -> bool:
         """Nothing can follow: the answer is whole."""
