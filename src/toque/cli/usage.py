@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from toque.cli.statement import command as statement
 
-@click.command()
+if TYPE_CHECKING:
+    from toque.monitor.ledger.database import Database
+    from toque.monitor.settings import LedgerSettings
+
+
+@click.group(invoke_without_command=True)
 @click.option("--by", "group_by", default="model", metavar="NAMES", show_default=True,
               help="Comma-separated: model, version, tenant, key, endpoint, and hour or day.")  # fmt: skip
 @click.option(
@@ -29,7 +37,10 @@ import click
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a total.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     group_by: str,
     since: str,
     until: str,
@@ -41,23 +52,21 @@ def command(
 ) -> None:
     """Usage from this machine's ledger (or the one that --config or TOQUE_LEDGER_URL names).
 
-    Last month, for the finance department: toque usage --month 2026-09 --csv > september.csv
+    Last month, for the finance department: toque usage statement
     """
-    from toque.config import load_settings
+    if context.invoked_subcommand is not None:
+        return
     from toque.errors import RequestError
-    from toque.monitor.ledger.database import Database
     from toque.monitor.ledger.usage import UsageQuery, document, month_bounds, to_csv, usage
     from toque.monitor.ledger.when import moment
-    from toque.registry.store import default_home
 
     if month and (since or until):
         raise RequestError("give either --month or --since and --until", param="month")
-    settings = load_settings(file=config).ledger
     names = tuple(name.strip() for name in group_by.split(",") if name.strip())
     end: int | None
     if month:
         begin, end = month_bounds(month)
-        explicit = click.get_current_context().get_parameter_source("group_by")
+        explicit = context.get_parameter_source("group_by")
         if explicit is click.core.ParameterSource.DEFAULT:
             names = ("tenant", "key", "model")
     else:
@@ -65,20 +74,36 @@ def command(
         end = moment(until, param="until") if until else None
     where = {name: value for name, value in filters.items() if value is not None}
     query = UsageQuery(names, begin, end, where)
-    home = default_home()
-    if not settings.url and not (settings.place(home) / "ledger.db").exists():
-        raise RequestError(f"there is no ledger in {settings.place(home)} yet: nothing has been served")
-    database = Database(settings.database_url(home))
-    try:
+    with open_ledger(config) as (database, settings):
         found = usage(database, query)
-    finally:
-        database.close()
     if as_csv:
         click.echo(to_csv(found, settings.currency), nl=False)
     elif as_json:
         click.echo(json.dumps(document(found, settings.currency), indent=2))
     else:
         _table(found, settings.currency)
+
+
+command.add_command(statement, "statement")
+
+
+@contextmanager
+def open_ledger(config: Path | None) -> Iterator[tuple[Database, LedgerSettings]]:
+    """The ledger that the settings name. NotFoundError where nothing has been served yet."""
+    from toque.config import load_settings
+    from toque.errors import NotFoundError
+    from toque.monitor.ledger.database import Database
+    from toque.registry.store import default_home
+
+    settings = load_settings(file=config).ledger
+    home = default_home()
+    if not settings.url and not (settings.place(home) / "ledger.db").exists():
+        raise NotFoundError(f"there is no ledger in {settings.place(home)} yet: nothing has been served")
+    database = Database(settings.database_url(home))
+    try:
+        yield database, settings
+    finally:
+        database.close()
 
 
 def _table(found: Any, currency: str) -> None:

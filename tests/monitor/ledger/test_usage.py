@@ -16,6 +16,7 @@ import pytest
 from toque.errors import RequestError
 from toque.monitor.ledger.database import Database
 from toque.monitor.ledger.record import UsageRecord
+from toque.monitor.ledger.statement import statement
 from toque.monitor.ledger.tables import MEASURES
 from toque.monitor.ledger.usage import (
     DIMENSIONS,
@@ -23,7 +24,6 @@ from toque.monitor.ledger.usage import (
     UsageQuery,
     month_bounds,
     public_row,
-    statement,
     to_csv,
     usage,
 )
@@ -103,7 +103,7 @@ def test_a_months_statement_adds_up_to_the_last_digit(
     database, records = filled
     since, until = month_bounds(month)
     rows = [r for r in records if since * 10**6 <= r.closed_at < until * 10**6]
-    found = statement(database, month)
+    found = statement(database, month).usage
     lines = list(csv.DictReader(io.StringIO(to_csv(found, "EUR"))))
     total = lines.pop()
     assert total["tenant"] == "TOTAL"
@@ -114,7 +114,7 @@ def test_a_months_statement_adds_up_to_the_last_digit(
     for column in ("requests", "prompt_tokens", "cached_tokens", "completion_tokens"):
         assert sum(int(line[column]) for line in lines) == int(total[column])
     assert int(total["requests"]) == len(rows) > 0
-    acme = statement(database, month, tenant="acme")
+    acme = statement(database, month, tenant="acme").usage
     assert {row["tenant"] for row in acme.rows} == {"acme"}
 
 

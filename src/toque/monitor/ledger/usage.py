@@ -170,14 +170,6 @@ def month_bounds(month: str) -> tuple[int, int]:
     return begin, begin + calendar.monthrange(year, number)[1] * 86_400
 
 
-def statement(database: Database, month: str, *, tenant: str | None = None) -> Usage:
-    """What a month is billed by: a row per tenant, key and model, from the sums by day. Its lines add up to its total
-    to the last billionth, and its total is that of the rows closed in the month."""
-    since, until = month_bounds(month)
-    where = {} if tenant is None else {"tenant": tenant}
-    return usage(database, UsageQuery(("tenant", "key", "model"), since, until, where))
-
-
 def iso(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
