@@ -105,7 +105,7 @@ def prompts(tokenizer: Tokenizer) -> list[Prompt]:
     ]
     # What any model can do: go on with a text that it has before it.
     begun = f"{CODE}\n\n# The same file again:\n\n{CODE[:300]}"
-    wild = Prompt("story, temperature 1", chats[-1].tokens, 1.0)
+    wild = Prompt("wild story", chats[-1].tokens, 1.0)
     return [Prompt("copy", tokenizer.encode(begun, add_special=False)), *chats, wild]
 
 
