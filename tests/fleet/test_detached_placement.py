@@ -118,7 +118,7 @@ async def test_it_outlives_its_starter_and_the_next_one_takes_it_up(
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(1):
         assert (await first).kind is EventKind.EXITED
-    await events.aclose()  # type: ignore[attr-defined]  # it is a generator
+    await events.aclose()
     end = await ended(placement)
     assert (end.exit_status, end.last_error) == (UNKNOWN_STATUS, "it ended, nobody knows how")
 

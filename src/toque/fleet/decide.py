@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from toque.fleet.autoscaler import ScalingMemory
@@ -26,8 +26,7 @@ HealthOf = Callable[[str, int], Health | None]
 _USED_WRITE_S = 60.0  # `used_at` is written this often at most
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(Struct, frozen=True):
     """``survivors`` are the rows as they were found, whatever becomes of the decision; ``replicas`` those after it.
     ``start``: whose process is to be started; ``kill``: processes that are to end at once."""
 
@@ -41,9 +40,7 @@ class Decided:
     refused: dict[str, Refusal]
 
     def tables(self, replicas: Mapping[str, ReplicaRow]) -> dict[str, RoutingTable]:
-        own: dict[str, list[ReplicaRow]] = {}
-        for replica in replicas.values():
-            own.setdefault(replica.deployment, []).append(replica)
+        own = _by_deployment(replicas)
         return {
             name: table_of(row, self.wanted[name], own.get(name, []), self.refused.get(name))
             for name, row in self.deployments.items()
@@ -90,12 +87,16 @@ class Decider:
         free = limit_mb - sum(row.memory_mb for row in survivors.values())
         rows: dict[str, DeploymentRow] = {}
         desired: dict[str, Desired] = {}
+        own = _by_deployment(survivors)
         for name, deployment in deployments.items():
-            rows[name], desired[name] = self._desire(deployment, survivors, health, free, now, monotonic)
+            rows[name], desired[name] = self._desire(
+                deployment, own.get(name, []), health, free, now, monotonic
+            )
         todo = plan(desired, list(survivors.values()), Room(limit_mb), now)
         self._settle(rows, todo)
         after_plan = _planned(survivors, rows, todo)
-        dropped = tuple(name for name, row in rows.items() if row.deleted and not _any_of(name, after_plan))
+        kept = {row.deployment for row in after_plan.values()}
+        dropped = tuple(name for name, row in rows.items() if row.deleted and name not in kept)
         for name in dropped:
             del rows[name]
         self._forget(rows, after_plan)
@@ -129,13 +130,12 @@ class Decider:
     def _desire(
         self,
         row: DeploymentRow,
-        replicas: Mapping[str, ReplicaRow],
+        own: list[ReplicaRow],
         health: Mapping[str, Health],
         free_mb: int,
         now: float,
         monotonic: float,
     ) -> tuple[DeploymentRow, Desired]:
-        own = [replica for replica in replicas.values() if replica.deployment == row.name]
         heard = {replica.id: health[replica.id] for replica in own if replica.id in health}
         rate = self._rates.setdefault(row.name, ServiceRate())
         rate.observe({(r.id, r.epoch): heard[r.id].stats for r in own if r.id in heard})
@@ -187,6 +187,13 @@ class Decider:
         self._signals.forget({name: [r.key for r in row.revisions] for name, row in rows.items()})
 
 
+def _by_deployment(replicas: Mapping[str, ReplicaRow]) -> dict[str, list[ReplicaRow]]:
+    grouped: dict[str, list[ReplicaRow]] = {}
+    for row in replicas.values():
+        grouped.setdefault(row.deployment, []).append(row)
+    return grouped
+
+
 def _unwanted(row: ReplicaRow | None, observed: Observed) -> bool:
     """Whether a process is nobody's, or has ended and is to be listed no more."""
     if row is None or row.epoch != observed.epoch or not exists(row):
@@ -215,7 +222,3 @@ def _planned(
 
 def _fresh_id(name: str, taken: set[str]) -> str:
     return next(candidate for n in range(len(taken) + 1) if (candidate := f"{name}-{n}") not in taken)
-
-
-def _any_of(name: str, replicas: Mapping[str, ReplicaRow]) -> bool:
-    return any(row.deployment == name for row in replicas.values())

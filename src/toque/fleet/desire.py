@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from toque.fleet import rollout as rollouts
@@ -16,15 +16,14 @@ from toque.fleet.store import DeploymentRow, ReplicaRow
 from toque.routing.base import ReplicaState, VersionOutcomes
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """What there is of one deployment. ``health`` by replica id, ``outcomes`` by revision; ``tokens_per_second``:
     what one replica does while it computes; ``room_mb``: what of the machine's memory nobody has."""
 
     replicas: Sequence[ReplicaRow]
     health: Mapping[str, Health]
-    demand: Demand = field(default_factory=Demand)
-    outcomes: Mapping[str, VersionOutcomes] = field(default_factory=dict)
+    demand: Demand = Demand()
+    outcomes: Mapping[str, VersionOutcomes] = {}
     tokens_per_second: float = 0.0
     room_mb: int = 1 << 30
 

@@ -20,6 +20,8 @@ from toque.fleet.run_folder import RunFolder
 from toque.fleet.spec import DeploymentSpec
 from toque.fleet.store import MemoryFleetStore, Revision
 
+POLL_S = 0.5  # everything that is urgent comes as an event here
+
 
 class LocalFleet:
     """Runs deployments as processes of this machine between ``start`` and ``close`` (or in ``async with``).
@@ -68,6 +70,7 @@ class LocalFleet:
             memory_mb=self._memory_mb,
             bounds=self._bounds,
             on_tables=self.link.publish,
+            poll_s=POLL_S,
         )
         self._stack.push_async_callback(self._placement.close, 0.0)
         self._stack.push_async_callback(self._end, controller)

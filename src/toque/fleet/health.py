@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct
 
 from toque.routing.base import ReplicaEntry, ReplicaState
 from toque.routing.session import ReplicaSession
@@ -14,14 +15,13 @@ from toque.types import EngineStats
 POLL_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Struct, frozen=True):
     """A replica's state as it says itself, for how long it has said nothing, and its last report."""
 
     state: ReplicaState
     silent_s: float = 0.0
     reason: str = ""
-    stats: EngineStats = field(default_factory=EngineStats)
+    stats: EngineStats = EngineStats()
 
 
 class HealthSource(Protocol):
@@ -75,8 +75,7 @@ class SessionHealth:
             await asyncio.wait(self._closing)
 
 
-@dataclass(frozen=True, slots=True)
-class HangBounds:
+class HangBounds(Struct, frozen=True):
     """A replica is replaced when it has said nothing for ``silent_s`` (its heartbeat is a second), when it has been
     degraded (no step finishes) for ``degraded_s``, or when it lives on without its session for ``lost_s``."""
 

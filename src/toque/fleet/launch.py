@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from toque.fleet.placement.base import PARENT_PID, ReplicaSpec
 from toque.fleet.store import ReplicaRow, Revision
@@ -34,8 +35,7 @@ def command_of(revision: Revision) -> list[str]:
     return [*replica_command(Path(revision.path), revision.engine), "--digest", revision.digest]
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """``folder``: where sockets are made, a private one. ``bound``: replicas end with this process, however it ends;
     otherwise they live on until nobody has had a session with them for ``lease_s``."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from msgspec.structs import replace
 
 from toque.fleet.health import Health
@@ -15,8 +14,7 @@ from toque.routing.base import ReplicaState
 _TALKS = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DEGRADED)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """How a process ended, or why it has to. ``kill``: it is still there."""
 
     reason: str

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from toque.fleet.spec import RolloutPolicy
 from toque.routing.base import LATENCY_BOUNDS, VersionOutcomes
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """``bad``: why the new version has to go, "" if it need not. ``enough``: it has had as many requests as a step
     asks for. ``progress``: how many those are, for people."""
 

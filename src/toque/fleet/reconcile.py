@@ -8,8 +8,10 @@ they may be. What it waits for meanwhile nobody else may take.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
 
 from toque.fleet.lifecycle import due, exists
 from toque.fleet.rollout import Wanted
@@ -19,8 +21,7 @@ from toque.routing.base import ReplicaState
 REFUSED = "no room: "  # how a refusal's reason begins
 
 
-@dataclass(frozen=True, slots=True)
-class Desired:
+class Desired(Struct, frozen=True):
     """One deployment in `plan`. ``waiting_s``: for how long a request has waited that none of its replicas can take
     (None: there is none). ``idle``: no request is anywhere. ``used_at``: when one last was."""
 
@@ -31,40 +32,39 @@ class Desired:
     used_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """The machine's memory in MiB: what replicas may take in all (``limit_mb``)."""
 
     limit_mb: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Why a replica is not started. ``never``: it would not fit into an empty machine."""
 
     reason: str
     never: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """``add``: new replicas, by deployment and revision; ``start``: ids of replicas whose next process is due;
     ``stop``: ids; ``evicted``: deployments that make room, with the reason; ``refused``: by deployment."""
 
-    add: list[tuple[str, str]] = field(default_factory=list)
-    start: list[str] = field(default_factory=list)
-    stop: list[str] = field(default_factory=list)
-    evicted: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, Refusal] = field(default_factory=dict)
+    add: list[tuple[str, str]] = []
+    start: list[str] = []
+    stop: list[str] = []
+    evicted: dict[str, str] = {}
+    refused: dict[str, Refusal] = {}
 
 
 def plan(desired: Mapping[str, Desired], replicas: Sequence[ReplicaRow], room: Room, now: float) -> Plan:
     result = Plan()
     result.start.extend(row.id for row in replicas if due(row, now))
     staying = _stop_surplus(desired, replicas, result)
+    have = Counter((row.deployment, row.revision) for row in staying)
     short: list[tuple[Desired, str]] = []
     for each in desired.values():
-        short += [(each, key) for key in _missing(each, staying)]
+        for key, count in each.wanted.replicas.items():
+            short += [(each, key)] * (count - have[each.row.name, key])
     # Whom requests wait for comes first, by how long they have; the others in the order they are named in.
     short.sort(key=lambda item: (item[0].waiting_s is None, -(item[0].waiting_s or 0.0)))
     taken = sum(row.memory_mb for row in replicas)
@@ -118,12 +118,6 @@ def _worth(row: ReplicaRow) -> tuple[int, bool, float]:
     """Ready ones stay rather than others, and then the older ones: they know more prefixes."""
     order = {ReplicaState.READY: 3, ReplicaState.DEGRADED: 2, ReplicaState.STARTING: 1}
     return order.get(row.state, 0), exists(row), -row.ready_at
-
-
-def _missing(each: Desired, staying: Sequence[ReplicaRow]) -> Iterator[str]:
-    for key, count in each.wanted.replicas.items():
-        have = sum(row.deployment == each.row.name and row.revision == key for row in staying)
-        yield from [key] * (count - have)
 
 
 def _make_room(

@@ -24,7 +24,6 @@ ends in done or returned once its replicas come up, and after `undo` only in ret
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
 
@@ -82,8 +81,7 @@ class Rollout(Struct, frozen=True):
         return self.phase not in ENDED
 
 
-@dataclass(frozen=True, slots=True)
-class RevisionView:
+class RevisionView(Struct, frozen=True):
     """A revision's replicas. ``processes`` counts every one that exists, draining ones too; ``failed`` says why none
     of them will ever be ready, where that is known."""
 
@@ -91,11 +89,10 @@ class RevisionView:
     processes: int = 0
     draining: int = 0
     failed: str = ""
-    outcomes: VersionOutcomes = field(default_factory=VersionOutcomes)
+    outcomes: VersionOutcomes = VersionOutcomes()
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What a rollout asks for: replicas and shares by revision, and whether arrivals are held."""
 
     replicas: Mapping[str, int]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from toque.fleet.outcomes import total
 from toque.fleet.store import Reported
@@ -12,8 +13,7 @@ from toque.routing.base import VersionOutcomes
 FRESH_S = 5.0  # what a gateway said before counts as nothing: it is gone, or cut off
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """Requests at all gateways. ``idle_s``: since the last one, None where no gateway says."""
 
     waiting: int = 0

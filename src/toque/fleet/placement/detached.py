@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,7 +113,7 @@ class DetachedPlacement:
             for process in self._processes.values()
         ]
 
-    def watch(self) -> AsyncIterator[Event]:
+    def watch(self) -> AsyncGenerator[Event, None]:
         return self._events.watch()
 
     async def close(self) -> None:

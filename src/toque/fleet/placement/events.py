@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from toque.fleet.placement.base import Event, EventKind
 
@@ -20,7 +20,7 @@ class Events:
             with contextlib.suppress(asyncio.QueueFull):
                 events.put_nowait(Event(replica_id, epoch, kind))
 
-    async def watch(self) -> AsyncIterator[Event]:
+    async def watch(self) -> AsyncGenerator[Event, None]:
         events: asyncio.Queue[Event] = asyncio.Queue(maxsize=256)
         self._watchers.add(events)
         try:

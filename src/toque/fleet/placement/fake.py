@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from toque.errors import EngineError
@@ -109,7 +109,7 @@ class FakePlacement:
             for process in self.processes.values()
         ]
 
-    def watch(self) -> AsyncIterator[Event]:
+    def watch(self) -> AsyncGenerator[Event, None]:
         return self._events.watch()
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from toque.errors import EngineError
@@ -91,7 +91,7 @@ class LocalPlacement:
     async def list(self) -> list[Observed]:
         return [process.observed() for process in self._processes.values()]
 
-    def watch(self) -> AsyncIterator[Event]:
+    def watch(self) -> AsyncGenerator[Event, None]:
         return self._events.watch()
 
     def _tell(self, spec: ReplicaSpec, kind: EventKind) -> None:
