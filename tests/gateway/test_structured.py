@@ -116,4 +116,5 @@ def test_kinds_are_all_reachable() -> None:
         "choice",
         "lark",
         "tools",
+        "without",  # by bad_words
     }
