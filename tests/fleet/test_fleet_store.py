@@ -20,7 +20,7 @@ from toque.errors import StoreError
 from toque.fleet.revisions import first_row
 from toque.fleet.rollout import begin
 from toque.fleet.spec import DeploymentSpec, RolloutPolicy
-from toque.fleet.sql_store import SqlFleetStore
+from toque.fleet.sql_store import SqlFleetStore, digests_in_use
 from toque.fleet.store import (
     Change,
     Committed,
@@ -32,6 +32,7 @@ from toque.fleet.store import (
     Reported,
     Revision,
 )
+from toque.registry.database import SCHEMA, RegistryDatabase
 from toque.routing.base import (
     DeploymentSignals,
     ReplicaEntry,
@@ -191,11 +192,22 @@ async def test_a_database_that_hangs_is_away_within_seconds_and_late_writes_are_
     await store.close()
 
 
+async def test_the_digests_of_all_revisions_are_in_use(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/registry.db"
+    store = SqlFleetStore(url)
+    newer = Revision("d2", "/models/v2", "/models/v2", "d2")
+    await store.put(replace(row(), revisions=(*row().revisions, newer)))
+    await store.put(replace(row("n"), revisions=(Revision("/x", "/x", "/x"),)))
+    await store.close()
+    database = RegistryDatabase(url)
+    assert digests_in_use(database) == {"d1", "d2"}
+    database.close()
+
+
 def test_migrations_make_the_fleets_tables(tmp_path: Path) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    from toque.registry.database import SCHEMA, RegistryDatabase
     from toque.registry.tables import metadata
 
     database = RegistryDatabase(f"sqlite:///{tmp_path}/registry.db")

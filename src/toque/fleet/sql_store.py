@@ -258,6 +258,14 @@ class SqlFleetStore:
         )
 
 
+def digests_in_use(database: RegistryDatabase) -> set[str]:
+    """Digests of the versions that deployments run, roll out to, or may be taken back to: not to be removed."""
+    with database.read() as connection:
+        documents = list(connection.scalars(select(tables.deployment.c.document)))
+    rows = [msgspec.json.decode(document, type=DeploymentRow) for document in documents]
+    return {revision.digest for row in rows for revision in row.revisions if revision.digest}
+
+
 def _heard(future: asyncio.Future[Any]) -> None:
     """Nobody waits for it any more."""
     if not future.cancelled():
