@@ -311,3 +311,17 @@ def test_a_proposer_that_fails_ends_speculation_and_no_request(
     ]
     assert engine.kv.held == 0
     engine.close()
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.4])
+def test_tokens_that_were_wrongly_guessed_leave_no_trace_in_a_quantized_cache(wrong: float) -> None:
+    settings = EngineOptions(kv_blocks=64, threads=1, kv_dtype="int8")
+    sampling = replace(GREEDY, max_tokens=60)
+    answers: list[Answer] = []
+    for speculator in (None, eager(Guesser(lambda _p, _s: answers[0].tokens, wrong, vocab_size=160))):
+        engine = load_engine(tiny_llama(), settings)
+        engine.speculator = speculator
+        engine.add(request("a", FIXED, sampling))
+        answers.append(drain(engine)["a"])
+        engine.close()
+    same(answers[1], answers[0])

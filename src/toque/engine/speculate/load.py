@@ -60,6 +60,7 @@ def load_draft(
             isa=options.isa,
             max_batch_tokens=options.max_batch_tokens,
             max_sequences=slots,
+            kv_dtype=options.kv_dtype,
             valid_vocab=min(valid or target.config.vocab_size, config.vocab_size),
         ),
     )
