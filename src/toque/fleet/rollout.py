@@ -160,7 +160,7 @@ def wanted(rollout: Rollout, target: int, old: RevisionView, new: RevisionView) 
         # What is lost on the new side comes back on the old one only as far as there is room.
         room = target + rollout.policy.max_surge - max(new.processes, n_new + new.draining) - old.draining
         n_old = min(n_old, max(old.processes - old.draining, room, 0))
-    share = _share(rollout, old, new)
+    share = _share(rollout, old, new, n_old)
     shares = {rollout.new: share, rollout.old: 1.0 - share}
     return Wanted(
         {rollout.old: n_old, rollout.new: n_new},
@@ -310,8 +310,8 @@ def _canaries(rollout: Rollout, target: int) -> int:
     return max(1, ceil(share_of_step(rollout) * target - 1e-9))
 
 
-def _share(rollout: Rollout, old: RevisionView, new: RevisionView) -> float:
-    """Of the new revision."""
+def _share(rollout: Rollout, old: RevisionView, new: RevisionView, n_old: int) -> float:
+    """Of the new revision. ``n_old``: old ones that stay; those that go take nothing any more."""
     if rollout.phase is Phase.TESTING:
         return share_of_step(rollout) if new.ready else 0.0
     if rollout.phase in (Phase.EMPTYING, Phase.RESTORING):
@@ -320,7 +320,7 @@ def _share(rollout: Rollout, old: RevisionView, new: RevisionView) -> float:
         return 1.0
     if rollout.phase is Phase.RETURNING:
         return 0.0 if old.ready or not new.ready else 1.0
-    return new.ready / (new.ready + old.ready) if new.ready else 0.0
+    return new.ready / (new.ready + min(old.ready, n_old)) if new.ready else 0.0
 
 
 def _held(rollout: Rollout, old: RevisionView, new: RevisionView) -> bool:

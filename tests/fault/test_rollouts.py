@@ -1,0 +1,98 @@
+"""Rollouts of real processes under constant requests: none fails, none is cut, none is altered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fixtures.fleet import PooledFleet
+from toque.fleet.spec import RolloutPolicy
+from toque.types import EngineRequest, SamplingParams
+
+FAKE = [sys.executable, "-m", "toque.replica.fake", "--step-s", "0.005"]
+
+
+class Traffic:
+    """Requests of all lengths, one after another, on several lines at once; every answer is checked."""
+
+    def __init__(self, running: PooledFleet) -> None:
+        self.answered = 0
+        self._running = running
+
+    async def line(self, number: int) -> None:
+        for turn in range(10**6):
+            length = 1 + (number * 7 + turn * 13) % 40
+            prompt = (number + 1, turn + 1)
+            request = EngineRequest(f"r{number}.{turn}", prompt, SamplingParams(max_tokens=length))
+            tokens: list[int] = []
+            async for output in self._running.pool.generate(request):
+                tokens += output.tokens
+            assert tokens == (list(prompt) * length)[:length]
+            self.answered += 1
+
+
+@asynccontextmanager
+async def traffic(running: PooledFleet, lines: int = 4) -> AsyncIterator[Traffic]:
+    flowing = Traffic(running)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(flowing.line(number)) for number in range(lines)]
+        yield flowing
+        for task in tasks:
+            task.cancel()
+
+
+async def done(running: PooledFleet, phase: str) -> None:
+    for _ in range(1000):
+        view = await running.fleet.admin.rollout("m")
+        if not view.running:
+            break
+        await asyncio.sleep(0.02)
+    assert view.phase == phase, view.reason
+
+
+@pytest.mark.parametrize("updates", [3, pytest.param(20, marks=pytest.mark.slow)])
+async def test_updates_in_a_row_lose_nothing(updates: int) -> None:
+    async with PooledFleet(FAKE, rollout=RolloutPolicy(strategy="surge")) as running:
+        await running.wait_ready(20)
+        async with traffic(running) as flowing:
+            for number in range(updates):
+                await running.fleet.admin.start_rollout("m", f"/v{number}")
+                await done(running, "done")
+        assert flowing.answered > updates
+        (view,) = await running.fleet.admin.replicas()
+        assert view.version == f"/v{updates - 1}"
+
+
+async def test_a_swap_in_place_never_has_two_processes_and_loses_nothing() -> None:
+    async with PooledFleet(FAKE, rollout=RolloutPolicy(strategy="swap")) as running:
+        await running.wait_ready(20)
+        most = 0
+        async with traffic(running) as flowing:
+            for number in range(3):
+                await running.fleet.admin.start_rollout("m", f"/v{number}")
+                async with asyncio.timeout(20):
+                    while (await running.fleet.admin.rollout("m")).running:
+                        most = max(most, len(running.pool.table.entries))
+                        await asyncio.sleep(0.02)
+        assert most == 1
+        assert flowing.answered > 3
+
+
+async def test_replicas_that_are_killed_in_the_middle_of_an_update_change_nothing() -> None:
+    policy = RolloutPolicy(strategy="surge")
+    async with PooledFleet(FAKE, replicas=2, rollout=policy) as running:
+        await running.wait_ready(20)
+        async with traffic(running):
+            for number in range(4):
+                await running.fleet.admin.start_rollout("m", f"/v{number}")
+                await asyncio.sleep(0.1 * number)
+                ready = [view for view in await running.fleet.admin.replicas() if view.state == "ready"]
+                os.kill(int(ready[number % len(ready)].handle), signal.SIGKILL)
+                await done(running, "done")
+        assert {view.version for view in await running.fleet.admin.replicas()} == {"/v3"}
