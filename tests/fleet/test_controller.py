@@ -582,3 +582,56 @@ async def test_a_stop_that_comes_together_with_an_event_is_not_forgotten(turns: 
     world.controller.stir()
     await asyncio.sleep(0.01)
     assert world.controller.rounds == rounds
+
+
+async def test_what_is_deployed_again_as_it_is_changes_nothing() -> None:
+    world = World()
+    await world.deploy(deployment())
+    await world.run(2)
+    before = (await world.store.deployments())["m"]
+    await world.admin.deploy(deployment())
+    assert (await world.store.deployments())["m"] == replace(before, stamp=before.stamp + 1)
+    view = await world.admin.deploy(deployment(memory_mb=200))
+    assert (view.generation, view.rollout) == (2, None)
+    await world.run(1)
+    assert len(world.placement.started) == 1
+    view = await world.admin.deploy(deployment(model="/models/v2"))
+    assert view.rollout is not None
+    assert (view.rollout.old, view.rollout.new) == ("v1", "v2")
+    await world.admin.delete("m")
+    with pytest.raises(ConflictError, match="is being deleted"):
+        await world.admin.deploy(deployment())
+
+
+async def test_what_happens_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "toque.fleet")
+    world = World(memory_mb=100)
+    await world.deploy(deployment("a"), deployment("b"))
+    await world.run(2)
+    world.placement.kill("a-0")
+    await world.run(2)
+    world.say("b", waiting=1)
+    await world.run(2)
+    await world.admin.start_rollout("b", "/models/v2", RolloutPolicy(strategy="swap"))
+    await world.run(3)  # the room of the old version is kept for the new one, though a wants it
+    assert world.resident() == ["b"]
+    assert caplog.messages == [
+        "b: no room: a replica of b takes 100 MB, 0 of 100 MB are free",
+        "replica a-0 restarted after: ended with -9",
+        "a: 0 replicas instead of 1: put to sleep to make room for b",
+        "a: no room: a replica of a takes 100 MB, 0 of 100 MB are free and 100 MB are being freed",
+        "b: rollout v1 to v2: emptying",
+        "b: rollout v1 to v2: loading",
+        "b: rollout v1 to v2: done",
+    ]
+
+
+async def test_a_clock_that_is_set_back_makes_no_restart_wait() -> None:
+    world = World(lambda spec: Behaviour(refuse="bad file"))
+    await world.deploy(deployment())
+    await world.run(5)
+    started = len(world.placement.started)
+    world.placement.now -= 3600
+    world.placement.behaviour = lambda spec: Behaviour()
+    await world.run(1)
+    assert len(world.placement.started) == started + 1

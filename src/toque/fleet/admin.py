@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from toque.errors import ConflictError, NotFoundError, StoreError, UnavailableError
 from toque.fleet import rollout as rollouts
-from toque.fleet.revisions import check, check_quiet, first_row, revision_of, roll, rolling, switch, unchanged
+from toque.fleet.revisions import check, check_quiet, first_row, renewed, revision_of, roll, switch, unchanged
 from toque.fleet.spec import DeploymentSpec, RolloutPolicy
 from toque.fleet.store import DeploymentRow, EngineValues, FleetStore, ReplicaRow, Revision
 from toque.fleet.views import (
@@ -58,15 +58,22 @@ class FleetAdmin:
         revision = revision_of(pinned, spec)
 
         def edit(row: DeploymentRow) -> DeploymentRow:
+            same = unchanged(row, revision)
+            if same and row.spec == spec and not row.stopped:
+                return row
             changed = replace(row, spec=spec, stopped=False, generation=row.generation + 1)
             if row.stopped:
                 return switch(changed, revision)
             return (
-                changed if unchanged(row, revision) else roll(changed, revision, spec.rollout, self._clock())
+                renewed(changed, revision) if same else roll(changed, revision, spec.rollout, self._clock())
             )
 
-        row = await self._find(spec.name)
-        if row is None:
+        found = await self._find(spec.name)
+        if found is not None and found.deleted:
+            raise ConflictError(
+                f"deployment {spec.name} is being deleted: its replicas finish what they have"
+            )
+        if found is None:
             if not await self._put(first_row(spec, pinned, self._clock())):
                 raise ConflictError(f"deployment {spec.name} was made by somebody else just now")
             self._on_change()
@@ -157,7 +164,7 @@ class FleetAdmin:
         """Back to the version before: of a running rollout at once, after one by a rollout of its own."""
 
         def edit(row: DeploymentRow) -> DeploymentRow:
-            if row.rollout is not None and rolling(row):
+            if row.rollout is not None and row.rollout.running:
                 back = rollouts.undo(row.rollout, self._clock())
                 return replace(row, rollout=back, generation=row.generation + 1)
             if not row.previous:

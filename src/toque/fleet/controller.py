@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from toque.errors import StoreError, ToqueError
+from toque.fleet import news
 from toque.fleet.decide import Decided, Decider
 from toque.fleet.health import POLL_S, HangBounds, HealthSource
 from toque.fleet.launch import Launch
@@ -156,6 +157,11 @@ class Controller:
                 return True
             if committed is Committed.CONFLICT:
                 return False
+        for line in (
+            *news.of_deployments(deployments, decided.deployments),
+            *news.of_replicas(self._stored, after),
+        ):
+            _log.info("%s", line)
         self.replicas, self._stored = after, dict(after)
         self.rounds += 1
         if change.tables is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import secrets
 import socket
@@ -24,6 +25,8 @@ from toque.fleet.resolve import resolve as resolve_reference
 from toque.fleet.run_folder import private_base
 from toque.fleet.spec import DeploymentSpec
 from toque.fleet.store_link import StoreLink
+
+_log = logging.getLogger("toque.fleet")
 
 
 class DurableFleet:
@@ -120,9 +123,11 @@ class DurableFleet:
     async def _deploy(self, spec: DeploymentSpec) -> None:
         try:
             await self.admin.deploy(spec)
-        except ConflictError:
-            if not await self._deployed(spec.name):  # another server that starts now is making the same
+        except ConflictError as error:
+            # Another server that starts now makes the same, or a rollout is running.
+            if not await self._deployed(spec.name):
                 raise
+            _log.warning("%s stays as it is: %s", spec.name, error.message)
 
     async def _deployed(self, name: str) -> bool:
         until = time.monotonic() + 5.0

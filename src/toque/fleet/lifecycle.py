@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from toque.fleet.health import Health
 from toque.fleet.placement.base import Observed
-from toque.fleet.restart import RestartPolicy
+from toque.fleet.restart import MAX_DELAY_S, RestartPolicy
 from toque.fleet.store import ReplicaRow
 from toque.routing.base import ReplicaState
 
@@ -28,8 +28,8 @@ def exists(row: ReplicaRow) -> bool:
 
 
 def due(row: ReplicaRow, now: float) -> bool:
-    """Whether it is to be started now."""
-    return not row.gone and not exists(row) and row.retry_at <= now
+    """Whether it is to be started now. A wall clock that was set back makes nobody wait."""
+    return not row.gone and not exists(row) and not now < row.retry_at <= now + MAX_DELAY_S
 
 
 def ending(row: ReplicaRow, observed: Observed | None, hang: str) -> Ending | None:

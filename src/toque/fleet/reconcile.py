@@ -3,7 +3,8 @@
 Memory is counted by what each replica is said to take, from its start until its process is gone. What does not fit is
 not started, and the refusal says the numbers. A deployment that requests wait for may put others to sleep: the least
 recently used ones first, as many as it takes and none if they would not do, and only such as are idle and say that
-they may be. What it waits for meanwhile nobody else may take.
+they may be. What it waits for meanwhile nobody else may take. The same goes for a swap in place: the room of the old
+version is the new one's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from toque.fleet.lifecycle import due, exists
-from toque.fleet.rollout import Wanted
+from toque.fleet.rollout import HOLDING, Wanted
 from toque.fleet.store import DeploymentRow, ReplicaRow
 from toque.routing.base import ReplicaState
 
@@ -65,8 +66,7 @@ def plan(desired: Mapping[str, Desired], replicas: Sequence[ReplicaRow], room: R
     for each in desired.values():
         for key, count in each.wanted.replicas.items():
             short += [(each, key)] * (count - have[each.row.name, key])
-    # Whom requests wait for comes first, by how long they have; the others in the order they are named in.
-    short.sort(key=lambda item: (item[0].waiting_s is None, -(item[0].waiting_s or 0.0)))
+    short.sort(key=lambda item: _turn(item[0]))
     taken = sum(row.memory_mb for row in replicas)
     leaving = sum(row.memory_mb for row in replicas if row.gone or row.id in result.stop)
     for each, key in short:
@@ -81,7 +81,7 @@ def plan(desired: Mapping[str, Desired], replicas: Sequence[ReplicaRow], room: R
             )
         else:
             free = room.limit_mb - taken
-            if each.waiting_s is not None:
+            if _urgent(each):
                 leaving += _make_room(each, need - free - leaving, desired, staying, result)
                 taken += need  # nobody who is less urgent gets it
             result.refused.setdefault(
@@ -94,6 +94,21 @@ def plan(desired: Mapping[str, Desired], replicas: Sequence[ReplicaRow], room: R
     stopping = set(result.stop)
     result.start[:] = [replica_id for replica_id in result.start if replica_id not in stopping]
     return result
+
+
+def _urgent(each: Desired) -> bool:
+    """Requests wait for it, or would if there were any."""
+    rollout = each.row.rollout
+    return each.waiting_s is not None or (rollout is not None and rollout.phase in HOLDING)
+
+
+def _turn(each: Desired) -> tuple[bool, bool, float, bool]:
+    """Whose arrivals are held comes first, then whom requests wait for, by how long they have, then other rollouts;
+    the rest in the order they are named in."""
+    rollout = each.row.rollout
+    held = rollout is not None and rollout.phase in HOLDING
+    rolls = rollout is not None and rollout.running
+    return not held, each.waiting_s is None, -(each.waiting_s or 0.0), not rolls
 
 
 def _stop_surplus(

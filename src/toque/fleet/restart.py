@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_DELAY_S = 30.0
 REFUSED_STATUS = 2  # a replica's exit status for a wrong model or setting
 
 
@@ -21,7 +22,7 @@ class RestartPolicy:
     having been ready in between, and at the first that says the model or a setting is wrong."""
 
     def __init__(
-        self, *, first_delay_s: float = 0.5, max_delay_s: float = 30.0, settled_s: float = 10.0
+        self, *, first_delay_s: float = 0.5, max_delay_s: float = MAX_DELAY_S, settled_s: float = 10.0
     ) -> None:
         self._first_delay_s = first_delay_s
         self._max_delay_s = max_delay_s

@@ -44,8 +44,10 @@ def unchanged(row: DeploymentRow, revision: Revision) -> bool:
     return revision.key == row.current
 
 
-def rolling(row: DeploymentRow) -> bool:
-    return row.rollout is not None and row.rollout.running
+def renewed(row: DeploymentRow, revision: Revision) -> DeploymentRow:
+    """With what may change of a revision without another key: what it is called, and what memory it is given."""
+    revisions = tuple(revision if known.key == revision.key else known for known in row.revisions)
+    return replace(row, revisions=revisions)
 
 
 def check_quiet(row: DeploymentRow) -> None:

@@ -153,7 +153,8 @@ def _status(
     if row.stopped:
         return "stopped", "by request"
     if row.rollout is not None and row.rollout.running:
-        return "rolling out", row.rollout.reason
+        refused = table is not None and table.reason  # there is no room for what comes next
+        return "rolling out", str(refused or row.rollout.reason)
     if ready:
         return "ready", row.reason
     if table is not None and table.asleep:
