@@ -27,8 +27,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "routing": {"proto"},
     "fleet": {"proto", "routing", "registry", "monitor", "sql", "engine.options"},
     "sql": set(),
-    "monitor": {"sql"},
-    "registry": {"formats", "sql"},
+    "asking": set(),
+    "monitor": {"asking", "sql"},
+    "registry": {"asking", "formats", "sql"},
     "gateway": {"routing", "text", "formats", "monitor", "fleet", "config", "registry"},
     "bench": set(),
     "cli": {

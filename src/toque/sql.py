@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, Engine, Table, create_engine, event, func, inspect, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
@@ -174,7 +175,7 @@ def _create(url: str, schema: Schema) -> tuple[str, Engine]:
             if parsed.database:
                 Path(parsed.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             options = {"connect_args": {"timeout": BUSY_S, "check_same_thread": False}}
-        engine = create_engine(parsed, **options)
+        engine = create_engine(parsed, json_deserializer=msgspec.json.decode, **options)
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigError(f"{param} is not a database's URL: {error}", param=param) from None
     except ModuleNotFoundError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -18,6 +20,8 @@ from toque.fleet.store import MemoryFleetStore, Revision
 from toque.gateway.http import answers
 from toque.gateway.http.operations import Operation
 from toque.gateway.http.reference import OPERATIONS
+from toque.registry.reader import RegistryReader
+from toque.registry.settings import RegistrySettings
 from toque.routing.base import ReplicaState
 
 from .world import Plan, World, build, events, spoken, world
@@ -39,6 +43,8 @@ async def _resolve(reference: str) -> Revision:
 
 
 APP.state.gateway.fleet = FleetAdmin(MemoryFleetStore(), _resolve, lambda: None)
+HOME = TemporaryDirectory(prefix="toque-")
+APP.state.gateway.registry = RegistryReader(RegistrySettings(f"sqlite:///{HOME.name}/r.db"), Path(HOME.name))
 SCHEMA: Any = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"host": "127.0.0.1"})
 
 

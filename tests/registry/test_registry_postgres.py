@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from fixtures.postgres import Server, binaries, server
 from formats.gguf_builder import tiny_llama
@@ -69,7 +70,7 @@ def test_rows_come_back_as_they_went(url: str) -> None:
         ),
         evaluations=(EvalResult("accuracy", 1 / 3, "t", "d"),),
     )
-    full = replace(
+    full = structs.replace(
         draft(),
         card={"tags": ["ä", {"x": 1}]},
         tags={"a": "b"},
@@ -80,7 +81,7 @@ def test_rows_come_back_as_they_went(url: str) -> None:
     assert database.add(full, origin) == 1
     database.ready("bot", 1, alias="live", actor="ann")
     found = database.find("bot", 1)
-    expected = replace(full, version=1, status=Status.READY, license="l" * 128, aliases=("live",))
+    expected = structs.replace(full, version=1, status=Status.READY, license="l" * 128, aliases=("live",))
     assert found == expected
     assert (
         database.aliased("bot", "live")

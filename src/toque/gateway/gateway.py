@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from toque.monitor.event_log import EventLog
     from toque.monitor.ledger.ledger import Ledger
     from toque.monitor.span_sender import SpanSender
+    from toque.registry.reader import RegistryReader
 
 
 class Gateway:
@@ -51,6 +52,7 @@ class Gateway:
         self.event_log: EventLog | None = None  # as the ledger
         self.spans: SpanSender | None = None
         self.fleet: FleetAdmin | None = None  # set by whoever serves, where there is one to administer
+        self.registry: RegistryReader | None = None  # as the fleet; closed here
         self.answers: AnswerStore | None = None  # as the ledger; closed here
         self.answering: dict[tuple[str, str], bytes] = {}  # requests with an Idempotency-Key, while they run
         self.pool = TextPool()
@@ -68,6 +70,8 @@ class Gateway:
         self.pool.close()
         if self.answers is not None:
             self.answers.close()
+        if self.registry is not None:
+            self.registry.close()
         if self.event_log is not None:
             self.event_log.stop()
         if self.spans is not None:

@@ -9,9 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+from msgspec.structs import replace
 from sqlalchemy import Connection, String, Table, and_, func, insert, select, text, update
 
-from toque.errors import ModelNotFoundError, RequestError
+from toque.errors import ConflictError, ModelNotFoundError
 from toque.registry.record import StoredFile
 from toque.registry.tables import (
     alias_event,
@@ -39,7 +41,8 @@ from toque.sql import Schema, SqlDatabase
 
 SCHEMA = Schema("registry", "registry_version", Path(__file__).parent / "migrations")
 _HEAVY = ("files", "card", "signature")  # left out of lists
-_LIGHT = tuple(column for column in model_version.c if column.name not in _HEAVY)
+_LIGHT = tuple(column for column in model_version.c if column.name not in _HEAVY)  # model, version, status, …
+_STATUSES = {status.value: status for status in Status}
 
 
 class RegistryDatabase(SqlDatabase):
@@ -58,7 +61,7 @@ class RegistryDatabase(SqlDatabase):
 
     def add(self, draft: ModelVersion, origin: Origin = NO_ORIGIN) -> int:
         """A PENDING version with what is known of its making; its number, the next of its model."""
-        row = _fitted(model_version, asdict(draft))
+        row = _fitted(model_version, to_builtins(draft))
         with self.write() as connection:
             connection.execute(
                 self.insert(model)
@@ -94,7 +97,7 @@ class RegistryDatabase(SqlDatabase):
             self._change(connection, name, version, Status.PENDING, Status.FAILED, problem)
 
     def archive(self, name: str, version: int) -> None:
-        """Retire a READY version. RequestError while an alias points to it, ModelNotFoundError without one."""
+        """Retire a READY version. ConflictError while an alias points to it, ModelNotFoundError without one."""
         with self.write() as connection:
             self._lock(connection, name)
             pointing = select(model_alias.c.alias).where(
@@ -102,7 +105,7 @@ class RegistryDatabase(SqlDatabase):
             )
             aliases = [row[0] for row in connection.execute(pointing.order_by(model_alias.c.alias))]
             if aliases:
-                raise RequestError(
+                raise ConflictError(
                     f"{name}/{version} is what {', '.join(f'{name}@{alias}' for alias in aliases)} points to: "
                     "move or remove the alias first",
                     param="version",
@@ -158,15 +161,20 @@ class RegistryDatabase(SqlDatabase):
         query = query.order_by(model_version.c.model, model_version.c.version, model_alias.c.alias).limit(
             limit
         )
-        found: dict[tuple[str, int], dict[str, Any]] = {}
         with self.read() as connection:
-            for row in connection.execute(query).mappings():
-                values = dict(row)
-                alias = values.pop("alias")
-                known = found.setdefault((values["model"], values["version"]), values | {"aliases": ()})
-                if alias is not None:
-                    known["aliases"] += (alias,)
-        return [_version(values) for values in found.values()]
+            rows = connection.execute(query).all()
+        found: dict[tuple[str, int], ModelVersion] = {}
+        names = [column.name for column in _LIGHT]
+        for row in rows:
+            key, alias = (row[0], row[1]), row[-1]
+            known = found.get(key)
+            if known is not None:  # again, with another alias
+                found[key] = replace(known, aliases=(*known.aliases, alias))
+                continue
+            values = dict(zip(names, row, strict=False))
+            values["status"] = _STATUSES[row[2]]
+            found[key] = ModelVersion(**values, aliases=() if alias is None else (alias,))
+        return list(found.values())
 
     def files_in_use(self, digests: Iterable[str] = ()) -> set[str]:
         """sha256 of every file of a PENDING or READY version, and of those with one of these model digests."""
@@ -215,7 +223,7 @@ class RegistryDatabase(SqlDatabase):
     ) -> int | None:
         """Make an alias point to a READY version; where it pointed before, None if it is new.
 
-        With ``expected``, only if that is where it points now, else RequestError: nobody else's move is undone
+        With ``expected``, only if that is where it points now, else ConflictError: nobody else's move is undone
         unseen. ModelNotFoundError when there is no such version.
         """
         with self.write() as connection:
@@ -315,7 +323,7 @@ class RegistryDatabase(SqlDatabase):
         if status is None:
             raise ModelNotFoundError(f"there is no {name}/{version}", param="version")
         if status != old:
-            raise RequestError(f"{name}/{version} is {status}, not {old}", param="version")
+            raise ConflictError(f"{name}/{version} is {status}, not {old}", param="version")
         values = {"status": new.value} | ({} if problem is None else {"problem": clean(problem, 2_000)})
         connection.execute(update(model_version).where(here).values(values))
 
@@ -335,14 +343,14 @@ class RegistryDatabase(SqlDatabase):
         if status is None:
             raise ModelNotFoundError(f"there is no {name}/{version}", param="version")
         if status != Status.READY:
-            raise RequestError(
+            raise ConflictError(
                 f"{name}/{version} is {status}: an alias points to what is READY", param="version"
             )
         here = (model_alias.c.model == name) & (model_alias.c.alias == alias)
         previous: int | None = connection.execute(select(model_alias.c.version).where(here)).scalar()
         if expected is not None and previous != expected:
             found = "nowhere" if previous is None else f"to version {previous}"
-            raise RequestError(f"{name}@{alias} points {found}, not to version {expected}", param="expected")
+            raise ConflictError(f"{name}@{alias} points {found}, not to version {expected}", param="expected")
         if previous == version:
             return previous
         now = microseconds()

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from msgspec import structs
+
 from toque.errors import (
     FormatError,
     ModelNotFoundError,
@@ -134,7 +136,7 @@ class Registry:
                 shutil.rmtree(work, ignore_errors=True)
                 raise
             origin = _origin(taken, parent_version, parent, inputs, evaluations, git_commit)
-            draft = replace(_draft(model, taken, origin), created_by=actor, tags=dict(tags or {}))
+            draft = structs.replace(_draft(model, taken, origin), created_by=actor, tags=dict(tags or {}))
             known = self.database.find_digest(model, draft.digest)
             if known is not None:
                 if alias:
@@ -169,7 +171,7 @@ class Registry:
         self.database.archive(version.model, version.version)
         self.store.forget(version.reference)
         log.info("%s was archived by %s", version.reference, actor or somebody())
-        return replace(version, status=Status.ARCHIVED)
+        return structs.replace(version, status=Status.ARCHIVED)
 
     def close(self) -> None:
         if self._database is not None:
@@ -189,7 +191,7 @@ class Registry:
     ) -> ModelRecord:
         """From a draft to a READY version. What fails in between leaves a FAILED row that says why."""
         number = self.database.add(draft, origin)
-        version = replace(draft, version=number)
+        version = structs.replace(draft, version=number)
         record = replace(_record(version), pulled_at=int(time.time()))
         try:
             if self.blobs is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from toque.registry.record import StoredFile
 
@@ -70,8 +72,7 @@ class Origin:
 NO_ORIGIN = Origin()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelVersion:
+class ModelVersion(Struct, frozen=True):  # thousands are made at once: a Struct is made ten times as fast
     """A row of the registry. ``version`` is 0 until it has one; ``created_at`` counts microseconds."""
 
     model: str
@@ -94,8 +95,8 @@ class ModelVersion:
     base_model: str = ""
     base_relation: str = ""
     files: tuple[StoredFile, ...] = ()
-    card: dict[str, Any] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
+    card: dict[str, Any] = {}
+    tags: dict[str, str] = {}
     signature: dict[str, str] | None = None
     aliases: tuple[str, ...] = ()
 
@@ -104,7 +105,8 @@ class ModelVersion:
         return f"{self.model}/{self.version}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"reference": self.reference, **asdict(self)}
+        """For people and scripts: every field, and the reference."""
+        return {"reference": self.reference, **to_builtins(self)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import msgspec
 from toque import __version__
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.admin_fleet import OPERATIONS as FLEET
+from toque.gateway.http.admin_models import OPERATIONS as MODELS
 from toque.gateway.http.admin_usage import OPERATIONS as ADMIN
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.fields import declared, type_name
@@ -44,6 +45,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *ANSWERING,
     *ADMIN,
     *FLEET,
+    *MODELS,
     Operation("GET", "/openapi.json", openapi, "This interface as OpenAPI 3.1.", needs_key=False),
     Operation("GET", "/docs", page, "This interface for people.", content_type="text/html", needs_key=False),
 )
