@@ -75,7 +75,6 @@ def test_wrong_use_is_exit_code_2_and_says_what_to_do(capsys: pytest.CaptureFixt
         (["list", "--frob"], ["--frob", "toque list --help"]),
         (["run"], ["MODEL", "toque run --help"]),
         (["run", "m", "hi", "--max-tokens", "0"], ["--max-tokens", "0"]),
-        (["serve"], ["toque serve smollm2"]),
         (["bench", "--workload", "none"], ["none", "sequential"]),
     ):
         assert exit_code(*arguments) == 2

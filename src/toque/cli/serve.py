@@ -47,6 +47,9 @@ import click
     help="hermes, llama3, pythonic, mistral, gemma or qwen3-coder; else by template.",
 )
 @click.option("--tenant-weights", default=None, help="Shares when tenants compete, such as a=2,b=0.5.")
+@click.option(
+    "--gateway-only", is_flag=True, help="Serve the registry's fleet and leave leading it to others."
+)
 @click.option("--log-level", default=None, help="debug, info, warning or error.")
 @click.option("--metrics-compat", default=None, help="vllm: /metrics under vLLM's names, too.")
 @click.option("--log-format", default=None, help="text, or json: an object a line.  [default: text]")
@@ -74,11 +77,15 @@ def command(
     speculate: str | None,
     tool_parser: str | None,
     tenant_weights: str | None,
+    gateway_only: bool,
     log_level: str | None,
     metrics_compat: str | None,
     log_format: str | None,
 ) -> None:
     """Serve MODELS (catalog names, GGUF files, folders, or sources such as hf:org/repo) over the OpenAI API.
+
+    Without MODELS it serves the fleet of the registry: what `toque deploy` and the deployments of --config say. That
+    fleet outlives this server, and others may serve it beside.
 
     Every option is also a setting: --kv-memory-mb is engine.kv_memory_mb in YAML and TOQUE_ENGINE_KV_MEMORY_MB in the
     environment. Flags win over the environment, that over the file.
@@ -117,7 +124,5 @@ def command(
         },
         file=config_file,
     )
-    if not settings.models:
-        raise click.UsageError("name a model to serve, such as: toque serve smollm2")
     drawn = partial(progress_bar, enabled=True) if sys.stderr.isatty() else None
-    serve(settings.models, settings, drawn)
+    serve(settings.models, settings, drawn, control=not gateway_only)

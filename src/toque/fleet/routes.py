@@ -40,6 +40,7 @@ def table_of(
         # Also what found no room is started by an arrival, if others can be put to sleep for it.
         asleep=not (off or never or serving or wanted.held) and (row.target == 0 or refusal is not None),
         policy=row.spec.routing,
+        tool_parser=row.spec.tool_parser,
         reason=refusal.reason if refusal is not None else "" if serving else row.reason,
     )
 

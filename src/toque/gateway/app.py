@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -41,7 +40,7 @@ class Endpoint:
             await self._handler(exchange, self._gateway)
 
 
-def create_app(deployments: Mapping[str, Deployment], settings: Settings) -> Starlette:
+def create_app(deployments: dict[str, Deployment], settings: Settings) -> Starlette:
     """The application over these deployments. ``app.state.gateway`` is what the server drains."""
     gateway = Gateway(deployments, settings)
     app = Starlette(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from toque.errors import ModelNotFoundError, ToqueError, UnavailableError
@@ -217,6 +218,19 @@ class FleetDeployment(Deployment):
                 self._tasks[key] = asyncio.get_running_loop().create_task(self._learn(version))
         self.outcomes.keep({*table.versions, *self._faces})
         self.pool.apply(table)
+
+    def retire(self) -> None:
+        """Nothing new is taken; what runs goes on."""
+        table = self.table
+        entries = tuple(replace(entry, state=ReplicaState.DRAINING) for entry in table.entries)
+        self.pool.apply(replace(table, entries=entries, shares={}, held=False, asleep=False))
+
+    def check_possible(self) -> None:
+        """UnavailableError when it will not serve as things are: its files, or its replicas, are not to be had."""
+        if self._failed and not self._faces:
+            raise UnavailableError(next(iter(self._failed.values())))
+        if self.pool.state is ReplicaState.DEAD:
+            raise UnavailableError(f"{self.name} is {self.pool.state}: {self.pool.reason}")
 
     async def close(self) -> None:
         for task in self._tasks.values():

@@ -38,16 +38,12 @@ class EmbeddingRequest:
         return self.request.prompts
 
 
-async def tokenize_all(
-    asked: EmbeddingRequest, face: Face, pool: TextPool
-) -> list[tuple[int, ...]]:
+async def tokenize_all(asked: EmbeddingRequest, face: Face, pool: TextPool) -> list[tuple[int, ...]]:
     """Each input's ids. RequestError or ContextLengthError name the first that cannot be embedded."""
     size = sum(prompt_size(prompt) for prompt in asked.inputs)
 
     def work() -> list[tuple[int, ...]]:
-        return [
-            _ids(prompt, name, face) for prompt, name in zip(asked.inputs, asked.names, strict=True)
-        ]
+        return [_ids(prompt, name, face) for prompt, name in zip(asked.inputs, asked.names, strict=True)]
 
     return await pool.run(size, work)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from toque.gateway.quota import Allowance
 from toque.monitor.engine_metrics import ReplicaCollector
 from toque.monitor.latency import Latencies
 from toque.monitor.metrics import Metrics
-from toque.routing.base import ReplicaState
 from toque.routing.pool import ReplicaPool
 from toque.types import EngineStats
 
@@ -31,7 +29,8 @@ if TYPE_CHECKING:
 class Gateway:
     """One gateway process. ``draining`` is set once, by the server, when it has been told to stop."""
 
-    def __init__(self, deployments: Mapping[str, Deployment], settings: Settings) -> None:
+    def __init__(self, deployments: dict[str, Deployment], settings: Settings) -> None:
+        """``deployments`` may come and go while it runs."""
         self.deployments = deployments
         self.settings = settings
         self.keys = KeyRing(
@@ -61,10 +60,13 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Every deployment answers and makes progress. Without any it is not ready: all of nothing is nothing."""
-        if self.draining or not self.deployments:
-            return False
-        return all(d.client.state is ReplicaState.READY for d in self.deployments.values())
+        """Every deployment that is expected answers and makes progress, or wakes for whoever asks.
+
+        Expected are those that were there at the start, and later ones once they have been ready; not those that
+        are switched off. Without any it is not ready: all of nothing is nothing.
+        """
+        expected = [deployment for deployment in self.deployments.values() if deployment.expected]
+        return not self.draining and bool(expected) and all(deployment.ready for deployment in expected)
 
     def close(self) -> None:
         self.pool.close()

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 from msgspec.structs import replace
 
 from toque.config import Settings, engine_flags
-from toque.errors import ConfigError, ModelError
+from toque.errors import ConfigError, UnavailableError
+from toque.fleet.spec import DeploymentSpec, ScalingPolicy
 from toque.gateway.listen import bind
 from toque.monitor.log_format import configure_logs
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from toque.fleet.local import LocalDeployment
+    from toque.fleet.admin import FleetAdmin
+    from toque.fleet.link import FleetLink
+    from toque.gateway.fleet_port import FleetPort
+    from toque.gateway.gateway import Gateway
     from toque.registry.progress import Report
 
 LOAD_S = 600.0
@@ -36,63 +41,133 @@ class ServedModel:
     name: str
     path: Path
     digest: str = ""  # of the version, where the store knows it
+    label: str = ""  # of the version, as people say it
 
 
 def serve(
     models: Sequence[str],
     settings: Settings,
     progress: Callable[[], AbstractContextManager[Report]] | None = None,
+    *,
+    control: bool = True,
 ) -> int:
     """Serve until told to stop; the exit code. A ToqueError says what keeps it from serving at all.
 
-    ``progress`` opens what is told of downloads while models are found; without it, the log is.
+    With ``models`` and no deployments in the settings the fleet is this server's own: it lives in memory and ends
+    with it. Otherwise it is the fleet of the registry's database, which other servers may share; ``control``: this
+    one may lead it. ``progress`` opens what is told of downloads while models are found; without it, the log is.
     """
     configure_logs(settings.server.log_level, settings.server.log_format)
     started = time.perf_counter()
     settings = with_keys_file(settings)
     with nullcontext() if progress is None else progress() as report:
         served = [resolve(reference, report) for reference in models or settings.models]
-    _check_names(served)
+    check_names(served)
     import uvloop
 
+    durable = bool(settings.deployments) or not served
+    own = None if durable else own_fleet(served, settings)
+    fleet = own or registered_fleet(served, settings, control)
+    names = {safe_name(model.name): model.name for model in served}
+    wanted = len(names) + len(settings.deployments)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(served, settings, started))
+        return runner.run(_serve(fleet, names, wanted, settings, started, strict=not durable))
 
 
-async def _serve(models: Sequence[ServedModel], settings: Settings, started: float) -> int:
-    from toque.fleet.local import LocalDeployment, replica_command
+class Fleet(Protocol):
+    """A fleet that this process takes part in."""
 
+    @property
+    def link(self) -> FleetLink: ...
+
+    @property
+    def admin(self) -> FleetAdmin: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def own_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
+    """The fleet of `toque serve MODEL…`: in memory, on this machine, gone with this process."""
+    from toque.fleet.embedded import LocalFleet
+    from toque.fleet.store import Revision
+
+    deployments = [
+        (
+            spec_of(model, settings),
+            Revision("", str(model.path), str(model.path), model.digest, model.label),
+        )
+        for model in models
+    ]
+    # The server has drained by the time the replicas are told to stop.
+    return LocalFleet(deployments, memory_mb=settings.fleet.memory_mb, grace_s=1.0)
+
+
+def registered_fleet(models: Sequence[ServedModel], settings: Settings, control: bool) -> Fleet:
+    """The fleet of the registry's database, with what the settings and the command line deploy in it."""
+    from toque.fleet.durable import DurableFleet
+    from toque.registry.store import default_home
+
+    return DurableFleet(
+        settings.registry.database_url(default_home()),
+        control=control,
+        deployments=[*settings.deployments, *(spec_of(model, settings) for model in models)],
+        memory_mb=settings.fleet.memory_mb,
+    )
+
+
+def spec_of(model: ServedModel, settings: Settings) -> DeploymentSpec:
+    """What `toque serve MODEL` deploys, with the server's engine options."""
+    replicas = settings.fleet.replicas
+    engine = cast("dict[str, bool | int | float | str | None]", engine_flags(settings.engine))
+    return DeploymentSpec(
+        safe_name(model.name),
+        str(model.path),
+        engine=engine,
+        scaling=ScalingPolicy(min_replicas=replicas, max_replicas=replicas),
+        tool_parser=settings.fleet.tool_parser,
+        grace_s=settings.server.grace_s,
+    )
+
+
+def safe_name(name: str) -> str:
+    """What the fleet calls a model that clients may call by a path or a source: names of replicas and files."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:128] or "model"
+
+
+async def _serve(
+    fleet: Fleet, names: Mapping[str, str], wanted: int, settings: Settings, started: float, *, strict: bool
+) -> int:
+    """``names``: the public names of the models given on the command line, by those in the fleet. ``wanted``: so many
+    deployments were asked for. ``strict``: one that cannot be served ends the server."""
     listener = bind(settings.server, has_keys(settings))
     async with AsyncExitStack() as stack:
         stack.callback(listener.close)
-        replicas: dict[str, LocalDeployment] = {}
-        for model in models:
-            command = [*replica_command(model.path, engine_flags(settings.engine)), "--digest", model.digest]
-            replicas[model.name] = local = LocalDeployment(
-                model.name,
-                command,
-                replicas=settings.fleet.replicas,
-                grace_s=1.0,  # the server has drained by the time the replicas are told
-                wait_s=settings.limits.load_wait_s,
-                max_waiting=settings.limits.max_queued_requests,
-            )
-            await stack.enter_async_context(local)
+        stack.push_async_callback(fleet.close)
+        await fleet.start()
         # In a thread, so that this loop goes on starting replicas and talking to them meanwhile.
-        app = await asyncio.to_thread(_build, models, replicas, settings)
+        app = await asyncio.to_thread(_build, settings)
+        from toque.gateway.fleet_port import FleetPort
         from toque.gateway.monitoring import set_up
         from toque.gateway.server import GatewayServer
 
-        monitoring = set_up(app.state.gateway, settings)
+        gateway: Gateway = app.state.gateway
+        gateway.fleet = fleet.admin
+        port = FleetPort(
+            gateway.deployments, fleet.link, settings.limits, gateway.latencies, public_names=names
+        )
+        port.start()
+        stack.push_async_callback(port.close)
+        monitoring = set_up(gateway, settings)
         stack.callback(monitoring.close)
         server = GatewayServer(app, settings.server, settings.limits.max_header_bytes)
         serving = asyncio.create_task(server.serve([listener]))
         try:
-            await _until_ready(replicas, serving)
+            await _until_settled(port, serving, wanted, strict)
             if not serving.done():
-                port = listener.getsockname()[1]
-                face = app.state.gateway.deployments[models[0].name].current
-                embeds = face.card.embedding_size > 0
-                print(greeting(models, settings, port, time.perf_counter() - started, embeds), flush=True)
+                address = listener.getsockname()[1]
+                print(greeting(_shown(gateway), settings, address, time.perf_counter() - started), flush=True)
                 monitoring.start()  # only now: the database's packages take half a second to import
             await serving
         finally:
@@ -100,68 +175,42 @@ async def _serve(models: Sequence[ServedModel], settings: Settings, started: flo
                 server.stop()
                 server.stop()
                 await serving
-            app.state.gateway.close()
+            gateway.close()
     return 0
 
 
-async def _until_ready(replicas: Mapping[str, LocalDeployment], serving: asyncio.Task[None]) -> None:
+async def _until_settled(port: FleetPort, serving: asyncio.Task[None], wanted: int, strict: bool) -> None:
     """Until every model answers, or the server was stopped before. UnavailableError says which one cannot."""
-
-    async def every() -> None:
-        await asyncio.gather(*(local.wait_ready(LOAD_S) for local in replicas.values()))
-
-    waiting = asyncio.create_task(every())
+    waiting = asyncio.create_task(port.until_settled(wanted))
     try:
-        await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+        async with asyncio.timeout(LOAD_S):
+            await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
             await waiting
+    except UnavailableError as error:
+        if strict:
+            raise
+        logging.getLogger("toque.gateway").error("not everything can be served: %s", error.message)
     finally:
         waiting.cancel()
 
 
-def _build(
-    models: Sequence[ServedModel], replicas: Mapping[str, LocalDeployment], settings: Settings
-) -> Starlette:
-    """The application; reads the parts of the model files that the gateway needs."""
-    from toque.formats import load_checkpoint
+def _build(settings: Settings) -> Starlette:
+    """The application; importing what it takes is most of the work."""
+    import toque.gateway.face
+    import toque.text.template
+    import toque.text.tokenizer  # noqa: F401  # imported now, beside the loop, and not with the first face
     from toque.gateway.app import create_app
-    from toque.gateway.deployment import Deployment, FixedDeployment
-    from toque.text.template import load_template
-    from toque.text.tokenizer import load_tokenizer
-    from toque.types import ModelCard
 
-    deployments: dict[str, Deployment] = {}
-    for model in models:
-        try:
-            checkpoint = load_checkpoint(model.path)
-            tokenizer = load_tokenizer(checkpoint)
-            template = load_template(checkpoint, tokenizer)
-        except ModelError as error:
-            raise ModelError(f"cannot serve {model.path}: {error.message}", param=error.param) from error
-        if tokenizer.degraded:
-            logging.getLogger("toque.gateway").warning("model %s: %s", model.name, tokenizer.degraded)
-        context = settings.engine.context_length or checkpoint.config.context_length
-        card = ModelCard(
-            name=model.name,
-            architecture=checkpoint.config.architecture,
-            parameters=checkpoint.parameters,
-            quantization=settings.engine.quantize or checkpoint.quantization,
-            context_length=min(context, checkpoint.config.context_length),
-            vocab_size=checkpoint.config.vocab_size,
-            digest=model.digest,
-            created=int(model.path.stat().st_mtime),
-            embedding_size=checkpoint.config.hidden_size if checkpoint.config.pooling else 0,
-        )
-        deployments[model.name] = FixedDeployment(
-            model.name,
-            replicas[model.name].pool,
-            tokenizer,
-            template,
-            card,
-            settings.limits,
-            settings.fleet.tool_parser,
-        )
-    return create_app(deployments, settings)
+    return create_app({}, settings)
+
+
+def _shown(gateway: Gateway) -> list[tuple[str, bool]]:
+    """The deployments' names, and whether each makes embeddings."""
+    return [
+        (name, (face := deployment.current) is not None and face.card.embedding_size > 0)
+        for name, deployment in gateway.deployments.items()
+    ]
 
 
 def resolve(reference: str, report: Report | None = None) -> ServedModel:
@@ -199,29 +248,29 @@ def has_keys(settings: Settings) -> bool:
     return bool(settings.auth.api_keys) or Path(settings.auth.keys_file).is_file()
 
 
-def _check_names(models: Sequence[ServedModel]) -> None:
-    if not models:
-        raise ConfigError("no model to serve: name one, as in `toque serve smollm2`", param="models")
-    names = [model.name for model in models]
-    for name in names:
+def check_names(models: Sequence[ServedModel]) -> None:
+    """ConfigError for two models that nobody could tell apart."""
+    names = [safe_name(model.name) for model in models]
+    for name, model in zip(names, models, strict=True):
         if names.count(name) > 1:
             raise ConfigError(
-                f"two models are called {name!r}: tell them apart with name=path", param="models"
+                f"two models are called {model.name!r}: tell them apart with name=path", param="models"
             )
 
 
-def greeting(
-    models: Sequence[ServedModel], settings: Settings, port: int, seconds: float, embeds: bool = False
-) -> str:
-    """What is served where, and a call of the first model that works as it is; ``embeds``: it makes embeddings."""
+def greeting(served: Sequence[tuple[str, bool]], settings: Settings, port: int, seconds: float) -> str:
+    """What is served where, and a call of the first model that works as it is; each with whether it embeds."""
     host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
     url = f"http://{host}:{port}"
+    if not served:
+        return f"Toque serves nothing yet at {url}/v1; add a model with: toque deploy MODEL --url {url}"
     key = ' \\\n    -H "Authorization: Bearer $TOQUE_API_KEY"' if has_keys(settings) else ""
+    first, embeds = served[0]
     path, content = "chat/completions", '"messages": [{"role": "user", "content": "Say hello"}]'
     if embeds:
         path, content = "embeddings", '"input": "Say hello"'
-    body = f'{{"model": "{models[0].name}", {content}}}'
+    body = f'{{"model": "{first}", {content}}}'
     return (
-        f"Toque serves {', '.join(model.name for model in models)} at {url}/v1 (ready in {seconds:.1f} s)\n"
+        f"Toque serves {', '.join(name for name, _ in served)} at {url}/v1 (ready in {seconds:.1f} s)\n"
         f"  curl {url}/v1/{path} -H 'Content-Type: application/json'{key} \\\n    -d '{body}'"
     )

@@ -114,6 +114,7 @@ class RoutingTable:
     asleep: bool = False
     policy: str = "least_load"
     reason: str = ""  # why it is asleep or has no entries, for people
+    tool_parser: str = ""  # the dialect of the model's tool calls; "": read off its chat template
 
 
 @dataclass(frozen=True, slots=True)
