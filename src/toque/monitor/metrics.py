@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from toque.monitor.engine_metrics import EngineCollector
+from toque.monitor.native_histogram import native
 from toque.monitor.series import Distribution, ModelSeries
 from toque.monitor.vllm_metrics import VllmCollector
 from toque.types import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_NATIVE = "application/openmetrics-text;version=2.0.0"  # in no older format does the library spell them
 
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelSeries], float]], ...] = (
     ("toque_prompt_tokens", "Prompt tokens of requests that began.", lambda m: m.prompt_tokens),
@@ -74,7 +77,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._models: dict[str, ModelSeries] = {}
         self._answered: dict[tuple[str, int], int] = {}
-        self._own = (_SeriesCollector(self._models, self._answered), EngineCollector(engines))
+        self._series = _SeriesCollector(self._models, self._answered)
+        self._own = (self._series, EngineCollector(engines))
         for collector in self._own:
             self.registry.register(collector)
 
@@ -99,7 +103,20 @@ class Metrics:
         )
 
     def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def negotiated(self, accept: str) -> tuple[bytes, str]:
+        """The text and its content type: Prometheus' format, or OpenMetrics 2 for who asks for it, which has native
+        histograms beside the others."""
+        if _NATIVE in accept.replace(" ", ""):
+            encode, content_type = choose_encoder(accept)
+            self._series.native = True
+            try:
+                return encode(self.registry), content_type
+            finally:
+                self._series.native = False
+        return self.exposition(), CONTENT_TYPE
 
 
 class RequestRecord:
@@ -140,7 +157,9 @@ class RequestRecord:
 
 
 class _SeriesCollector(Collector):
-    """What requests wrote, as metrics."""
+    """What requests wrote, as metrics; with ``native``, histograms in both forms."""
+
+    native = False
 
     def __init__(self, models: Mapping[str, ModelSeries], answered: Mapping[tuple[str, int], int]) -> None:
         self._models = models
@@ -162,6 +181,8 @@ class _SeriesCollector(Collector):
                 bounds = [*(repr(float(bound)) for bound in values.bounds), "+Inf"]
                 buckets = list(zip(bounds, values.cumulative(), strict=True))
                 histogram.add_metric((model,), buckets, values.sum)
+                if self.native:
+                    histogram.add_sample(name, {"model": model}, 0, native_histogram=native(values))
             yield histogram
         finished = CounterMetricFamily(
             "toque_finished_requests", "Choices by their finish reason.", labels=("model", "reason")

@@ -8,7 +8,6 @@ from toque import __version__
 from toque.gateway.condition import degradations
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.exchange import Exchange
-from toque.monitor.metrics import CONTENT_TYPE
 
 
 async def live(exchange: Exchange, gateway: Gateway) -> None:
@@ -39,4 +38,5 @@ async def health(exchange: Exchange, gateway: Gateway) -> None:
 
 
 async def metrics(exchange: Exchange, gateway: Gateway) -> None:
-    await exchange.answer(200, gateway.metrics.exposition(), [(b"content-type", CONTENT_TYPE.encode())])
+    text, content_type = gateway.metrics.negotiated(exchange.header(b"accept") or "")
+    await exchange.answer(200, text, [(b"content-type", content_type.encode())])
