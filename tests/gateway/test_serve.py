@@ -22,7 +22,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
             return Path("/store/model.gguf")
 
         def show(self, name: str) -> Any:
-            return SimpleNamespace(digest="sha256:1")
+            return SimpleNamespace(digest="sha256:1", name="stored")
 
     monkeypatch.setattr("toque.registry.store.Store", Store)
     return found
@@ -45,14 +45,16 @@ def test_only_a_plain_name_stands_before_the_equals_sign(
 ) -> None:
     def report(progress: object) -> None: ...
 
-    assert resolve(reference, report) == ServedModel(name, Path("/store/model.gguf"), "sha256:1")
+    assert resolve(reference, report) == ServedModel(
+        name, Path("/store/model.gguf"), "sha256:1", "stored", target
+    )
     assert asked == [(target, report)]
 
 
 def test_a_path_may_hold_an_equals_sign(tmp_path: Path, asked: list[tuple[str, Any]]) -> None:
     file = tmp_path / "a=b.gguf"
     file.touch()
-    assert resolve(str(file)) == ServedModel("a=b", file)
-    assert resolve(f"named={file}") == ServedModel("named", file)
-    assert resolve(f"file:{file}") == ServedModel("a=b", file)
+    assert resolve(str(file)) == ServedModel("a=b", file, label="a=b")
+    assert resolve(f"named={file}") == ServedModel("named", file, label="a=b")
+    assert resolve(f"file:{file}") == ServedModel("a=b", file, label="a=b")
     assert not asked

@@ -42,6 +42,7 @@ class ServedModel:
     path: Path
     digest: str = ""  # of the version, where the store knows it
     label: str = ""  # of the version, as people say it
+    reference: str = ""  # what names it, if not its path: a rollout looks there again
 
 
 def serve(
@@ -96,7 +97,7 @@ def own_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
     deployments = [
         (
             spec_of(model, settings),
-            Revision("", str(model.path), str(model.path), model.digest, model.label),
+            Revision("", model.reference or str(model.path), str(model.path), model.digest, model.label),
         )
         for model in models
     ]
@@ -123,7 +124,7 @@ def spec_of(model: ServedModel, settings: Settings) -> DeploymentSpec:
     engine = cast("dict[str, bool | int | float | str | None]", engine_flags(settings.engine))
     return DeploymentSpec(
         safe_name(model.name),
-        str(model.path),
+        model.reference or str(model.path),
         engine=engine,
         scaling=ScalingPolicy(min_replicas=replicas, max_replicas=replicas),
         tool_parser=settings.fleet.tool_parser,
@@ -224,12 +225,14 @@ def resolve(reference: str, report: Report | None = None) -> ServedModel:
     target = (rest if separator else reference).removeprefix("file:")
     path = Path(target).expanduser()
     if path.exists():
-        return ServedModel(name if separator else path.name.removesuffix(".gguf"), path.absolute())
+        label = path.name.removesuffix(".gguf")
+        return ServedModel(name if separator else label, path.absolute(), label=label)
     from toque.registry.store import Store
 
     store = Store()
     path = store.resolve(target, report)
-    return ServedModel(name if separator else target, path, store.show(target).digest)
+    record = store.show(target)
+    return ServedModel(name if separator else target, path, record.digest, record.name, target)
 
 
 def with_keys_file(settings: Settings) -> Settings:
