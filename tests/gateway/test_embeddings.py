@@ -142,7 +142,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("input", {}),
     *[("dimensions", {"input": "a", "dimensions": value}) for value in (0, -1, 5, 10**6, 10**400, 1.5, "2", True)],
     *[("encoding_format", {"input": "a", "encoding_format": value}) for value in ("hex", "", 7)],
-    *[("timeout", {"input": "a", "timeout": value}) for value in ("1",)],
+    *[("timeout", {"input": "a", "timeout": value}) for value in (-1, 0, 86_401, 10**9, "1", True)],
     *[("priority", {"input": "a", "priority": value}) for value in (-1001, 1001, "1")],
     ("truncate_prompt_tokens", {"input": "a", "truncate_prompt_tokens": 5}),
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from toque.gateway.serve import has_keys, with_keys_file
 from toque.routing.fake import Script
 from toque.types import EngineRequest
 
+from .test_embeddings import give_vectors
 from .world import Plan, spoken, world
 
 
@@ -203,6 +204,33 @@ LIMITS = ("x-ratelimit-limit-{}", "x-ratelimit-remaining-{}", "x-ratelimit-reset
 async def limited(keys: KeyFile, **bounds: int) -> tuple[str, Plan]:
     _, text = keys.create("a", **bounds)  # type: ignore[arg-type]
     return text, Plan(flags={"auth.keys_file": str(keys.path)}, script=spoken("ok"))
+
+
+async def test_no_tenant_goes_before_another_by_saying_so(keys: KeyFile) -> None:
+    """The engine orders by priority before it takes turns among tenants."""
+    _, tenant = keys.create("team-a")
+    _, admin = keys.create("ops", admin=True)
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+        "/v1/completions": {"prompt": "x"},
+        "/v1/embeddings": {"input": "x"},
+        "/v1/rerank": {"query": "x", "documents": ["y"]},
+    }
+    async with world(Plan(flags={"auth.keys_file": str(keys.path)})) as w:
+        for path, fields in bodies.items():
+            if path == "/v1/embeddings":
+                give_vectors(w)
+            seen: list[EngineRequest] = w.deployment.client.requests  # type: ignore[attr-defined]
+            for key, priority, status in ((tenant, -1, 403), (tenant, 5, 200), (admin, -1, 200)):
+                before = len(seen)
+                body = {"model": "parrot", "priority": priority, **fields}
+                answer = await w.client.post(path, json=body, headers=bearer(key))
+                assert answer.status_code == status, answer.text
+                if status == 403:
+                    assert answer.json()["error"]["param"] == "priority"
+                    assert len(seen) == before
+                else:
+                    assert {request.priority for request in seen[before:]} == {priority}
 
 
 async def test_requests_a_minute(keys: KeyFile) -> None:

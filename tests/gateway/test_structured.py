@@ -98,6 +98,19 @@ class Refusing(FakeEngineClient):
         )
 
 
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("structured_outputs.json", {"structured_outputs": {"json": {"type": "null"}}}),
+    ("structured_outputs.json_object", {"structured_outputs": {"json_object": True}}),
+    ("structured_outputs.choice", {"structured_outputs": {"choice": ["a"]}}),
+    ("bad_words", {"bad_words": ["several words"]}),
+    (
+        "tools",
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+    ),
+]
+
+
 async def test_a_grammar_that_the_engine_refuses_is_the_callers_fault(parrot: World) -> None:
     parrot.deployment.client = parrot.deployment.current.client = Refusing()
     for stream in (False, True):
@@ -106,6 +119,10 @@ async def test_a_grammar_that_the_engine_refuses_is_the_callers_fault(parrot: Wo
         error = answer.json()["error"]
         assert (error["code"], error["type"]) == (GrammarError.code, "invalid_request_error")
         assert error["message"] == "it is no grammar"
+        assert error["param"] == "structured_outputs.regex"
+    for param, fields in FORMS:
+        error = (await parrot.chat(**fields)).json()["error"]
+        assert error["param"] == param
 
 
 def test_kinds_are_all_reachable() -> None:

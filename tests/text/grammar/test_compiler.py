@@ -284,6 +284,27 @@ def test_what_is_no_grammar_is_the_callers_fault(spec: GrammarSpec, place: str) 
     assert caught.value.param == place
 
 
+RANGE = {"type": "integer", "minimum": 5, "maximum": 3}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (GrammarSpec.regex("(a"), "structured_outputs.regex cannot be compiled: in a regular expression: unclosed"),
+        (GrammarSpec.regex("(?=a)b"), "look-ahead and look-behind, is not supported"),
+        (GrammarSpec.regex(r"(a)\1"), "backreferences are not supported"),
+        (GrammarSpec.lark("start: nowhere"), "structured_outputs.grammar cannot be compiled: at 1(8): unknown name"),
+        (GrammarSpec.json_schema({"pattern": "["}), "the JSON schema cannot be compiled: in a regular expression"),
+        (GrammarSpec.json_schema(RANGE), "minimum (5) is greater than maximum (3)"),
+    ],
+)  # fmt: skip
+def test_the_error_says_what_is_wrong(spec: GrammarSpec, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        start(spec)
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"kind":"x","value":1,"think":""}', '{"kind":"regex"}', "[" * 100_000]
 )

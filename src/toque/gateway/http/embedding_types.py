@@ -23,7 +23,9 @@ class EmbeddingBody(Struct, kw_only=True):
     dimensions: Annotated[
         int | None, honoured("The first so many numbers, the vector's length made 1 again.")
     ] = None
-    priority: Annotated[int | None, honoured("-1000 to 1000; lower goes first.")] = None
+    priority: Annotated[
+        int | None, honoured("-1000 to 1000; lower goes first. Below 0 only with an administrator's key.")
+    ] = None
     timeout: Annotated[float | None, honoured("Seconds; also the header `x-request-timeout`.")] = None
     truncate_prompt_tokens: Annotated[Raw, refused("shorten the text before it is sent")] = OPTIONAL
     user: Annotated[Raw, ignored("Tenants are told apart by their keys.")] = OPTIONAL
@@ -41,7 +43,9 @@ class RerankBody(Struct, kw_only=True):
     documents: Annotated[list[str | Document], honoured("1 to 1,024 texts, or objects with `text`.")]
     top_n: Annotated[int | None, honoured("Only the best so many.")] = None
     return_documents: Annotated[bool | None, honoured("Give the texts back. Default false.")] = None
-    priority: Annotated[int | None, honoured("-1000 to 1000; lower goes first.")] = None
+    priority: Annotated[
+        int | None, honoured("-1000 to 1000; lower goes first. Below 0 only with an administrator's key.")
+    ] = None
     timeout: Annotated[float | None, honoured("Seconds; also the header `x-request-timeout`.")] = None
     rank_fields: Annotated[Raw, refused("documents are ranked by their text")] = OPTIONAL
     max_chunks_per_doc: Annotated[Raw, refused("documents are not cut into chunks")] = OPTIONAL

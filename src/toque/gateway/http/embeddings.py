@@ -27,7 +27,7 @@ from toque.gateway.http.body import decode
 from toque.gateway.http.embedding_types import Document, EmbeddingBody, RerankBody
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.fields import refuse_declared
-from toque.gateway.http.generate import deadline_s, receive_json
+from toque.gateway.http.generate import deadline_s, priority_of, receive_json
 from toque.gateway.http.metered import check_budget, metered
 from toque.gateway.http.respond import cancelled_when_client_leaves, say_version
 from toque.gateway.http.translate import bounded, brief, completion_prompts
@@ -122,8 +122,7 @@ def _request(
     names: tuple[str, ...],
 ) -> EmbeddingRequest:
     timeout = deadline_s(exchange, body.timeout)
-    if body.priority is not None:
-        bounded("priority", body.priority, -1000, 1000)
+    priority = priority_of(exchange, body.priority)
     request = GenerationRequest(
         request_id=f"{prefix}-{uuid.uuid4().hex}",
         model=body.model,
@@ -131,7 +130,7 @@ def _request(
         sampling=SamplingParams(max_tokens=0),
         timeout_s=timeout,
         tenant=exchange.caller.tenant,
-        priority=body.priority or 0,
+        priority=priority,
     )
     return EmbeddingRequest(request, names)
 

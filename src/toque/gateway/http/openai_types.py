@@ -137,7 +137,9 @@ class SamplingFields(Struct, kw_only=True):
     echo: Annotated[bool | None, honoured("Chat: the continued message, with `continue_final_message`.")] = (
         None
     )
-    priority: Annotated[int | None, honoured("-1000 to 1000; lower goes first.")] = None
+    priority: Annotated[
+        int | None, honoured("-1000 to 1000; lower goes first. Below 0 only with an administrator's key.")
+    ] = None
     cache_salt: Annotated[str | None, honoured("Separates prefix caches; up to 256 characters.")] = None
     timeout: Annotated[
         float | None,

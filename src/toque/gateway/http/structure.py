@@ -44,6 +44,21 @@ def grammar_of(body: SamplingFields) -> GrammarSpec | None:
     )
 
 
+def form_field(body: SamplingFields) -> str | None:
+    """The field that gave the answer its grammar; None where there is none."""
+    outputs = body.structured_outputs
+    if outputs is not None:
+        return next(
+            (f"structured_outputs.{name}" for name in outputs.__struct_fields__ if getattr(outputs, name)),
+            "structured_outputs",
+        )
+    if body.response_format is not None and body.response_format.type != "text":
+        return "response_format"
+    if isinstance(body, ChatCompletionBody) and body.tools:
+        return "tools"
+    return "bad_words" if body.bad_words else None
+
+
 def tool_use(body: ChatCompletionBody, grammar: GrammarSpec | None) -> ToolUse | None:
     """The functions that the answer may call; None where it may call none."""
     tools = body.tools or []

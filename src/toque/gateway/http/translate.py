@@ -292,13 +292,6 @@ def _common(body: SamplingFields, prompts: int, max_choices: int) -> dict[str, A
     stream = body.stream or False
     if body.stream_options is not None and not stream:
         raise RequestError("stream_options is only for stream: true", param="stream_options")
-    if body.timeout is not None and not 0 < body.timeout <= MAX_TIMEOUT_S:
-        raise RequestError(
-            f"timeout must be between 0 and {MAX_TIMEOUT_S} seconds, got {brief(body.timeout)}",
-            param="timeout",
-        )
-    if body.priority is not None:
-        bounded("priority", body.priority, -1000, 1000)
     if body.cache_salt is not None and len(body.cache_salt) > 256:
         raise RequestError(
             f"cache_salt takes at most 256 characters, got {len(body.cache_salt)}", param="cache_salt"

@@ -161,11 +161,22 @@ class _Vocabulary:
 
 
 def _refused(spec: GrammarSpec, why: str) -> GrammarError:
-    first = next((line for line in why.split("\n") if line.strip()), "it is not valid")
     place = {
         GrammarKind.REGEX: "structured_outputs.regex",
         GrammarKind.CHOICE: "structured_outputs.choice",
         GrammarKind.LARK: "structured_outputs.grammar",
         GrammarKind.TOOLS: "tools",
     }.get(spec.kind, "response_format")
-    return GrammarError(f"{place} cannot be compiled: {first[:300]}", param=place)
+    what = "the JSON schema" if place == "response_format" else place
+    return GrammarError(f"{what} cannot be compiled: {_reason(why)[:300]}", param=place)
+
+
+def _reason(why: str) -> str:
+    """One line of the library's report. Of a regular expression it shows the place first and says what is wrong there
+    below; the grammar that it quotes is not what the caller wrote."""
+    lines = [line.strip() for line in why.split("\n") if line.strip()]
+    wrong = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    if wrong is not None:
+        return f"in a regular expression: {wrong}"
+    first = lines[0] if lines else "it is not valid"
+    return first.rpartition("failed to compile JSON schema: ")[2]
