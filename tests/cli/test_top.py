@@ -47,6 +47,29 @@ def test_a_line_per_model_and_the_ledgers_state() -> None:
     assert last == "ledger: ok, 12 rows, 4 open"
 
 
+def test_several_replicas_have_a_line_each() -> None:
+    found = stats()
+    model = found["models"]["smollm2"]
+    model["replicas"] = {
+        "smollm2-0": {
+            "state": "ready",
+            "reason": "",
+            "engine": model["engine"] | {"memory_bytes": 3 * 2**29},
+        },
+        "smollm2-1": {
+            "state": "starting",
+            "reason": "restarting: killed",
+            "engine": model["engine"] | {"running": 0},
+        },
+    }
+    _, line, first, second, *_ = shown(found)
+    assert line.split()[:2] == ["smollm2", "ready"]
+    assert first.split() == "smollm2-0 ready 3 1 25% 212 1.5 GiB".split()
+    assert second.split() == "smollm2-1 starting 0 1 25% 212 restarting: killed".split()
+    del model["replicas"]["smollm2-1"]
+    assert "smollm2-0" not in "\n".join(shown(found))  # the model's line says it all
+
+
 def test_what_is_not_there_is_a_dash() -> None:
     found = stats(latency={})
     del found["models"]["smollm2"]["since_start"]

@@ -82,20 +82,34 @@ def view(stats: Mapping[str, Any], window: str) -> Group:
     for number, title in enumerate(COLUMNS):
         table.add_column(title, justify="left" if number < 2 else "right", no_wrap=True)
     for name, model in stats["models"].items():
-        engine = model["engine"]
-        total = engine["kv_blocks_total"]
         cost = model.get("since_start")
         table.add_row(
             name,
-            Text(model["state"], style="green" if model["state"] == "ready" else "red"),
-            str(engine["running"]),
-            str(engine["waiting"]),
-            f"{100 * engine['kv_blocks_used'] / total:.0f}%" if total else "-",
-            f"{engine['tokens_per_second']:.0f}",
+            *_engine(model),
             *(_percentiles(model["latency"], measure, window) for measure, _ in LATENCIES),
             f"{cost['cost_per_million_tokens']:.4f} {cost['currency']}" if cost else "-",
         )
+        replicas = model.get("replicas", {})
+        for replica, its in replicas.items() if len(replicas) > 1 or model["state"] != "ready" else ():
+            memory = its["engine"].get("memory_bytes", 0)
+            size = f"{memory / 2**30:.1f} GiB" if memory else ""
+            table.add_row(Text(f"  {replica}", style="dim"), *_engine(its), its["reason"][:40], "", "", size)
     return Group(table, Text(""), _ledger(stats["ledger"]))
+
+
+def _engine(shown: Mapping[str, Any]) -> tuple[Any, ...]:
+    """State, running, waiting, KV and rate: of a model, or of one of its replicas."""
+    from rich.text import Text
+
+    engine = shown["engine"]
+    total = engine["kv_blocks_total"]
+    return (
+        Text(shown["state"], style="green" if shown["state"] == "ready" else "red"),
+        str(engine["running"]),
+        str(engine["waiting"]),
+        f"{100 * engine['kv_blocks_used'] / total:.0f}%" if total else "-",
+        f"{engine['tokens_per_second']:.0f}",
+    )
 
 
 def _percentiles(latency: Mapping[str, Any], measure: str, window: str) -> str:

@@ -5,6 +5,7 @@ Who calls with a key sees the usage of that key's tenant; where no keys are need
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -18,8 +19,11 @@ from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.operations import Operation
 from toque.monitor.cost import per_million
 from toque.monitor.timeline import moments
+from toque.routing.pool import ReplicaPool
+from toque.types import EngineStats
 
 if TYPE_CHECKING:
+    from toque.gateway.deployment import Deployment
     from toque.monitor.ledger.database import Database
     from toque.monitor.ledger.ledger import Ledger
     from toque.monitor.ledger.usage import UsageQuery
@@ -98,6 +102,7 @@ async def stats(exchange: Exchange, gateway: Gateway) -> None:
 def snapshot(gateway: Gateway) -> dict[str, Any]:
     """Everything that a live display shows: per model its latencies, its engine and its cost; and the ledger."""
     latencies = gateway.latencies.snapshot()
+    replicas = gateway.replica_stats()
     models: dict[str, dict[str, Any]] = {}
     for name, deployment in gateway.deployments.items():
         models[name] = {
@@ -105,6 +110,7 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
             "reason": deployment.reason,
             "engine": deployment.client.stats(),
             "latency": latencies.get(name, {}),
+            "replicas": _replicas(deployment, replicas.get(name, {})),
         }
         total = gateway.ledger.totals.get(name) if gateway.ledger is not None else None
         if total is not None:
@@ -120,6 +126,16 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
         "object": "stats",
         "models": models,
         "ledger": None if gateway.ledger is None else gateway.ledger.status(),
+    }
+
+
+def _replicas(deployment: Deployment, stats: Mapping[str, EngineStats]) -> dict[str, dict[str, Any]]:
+    if not isinstance(deployment.client, ReplicaPool):
+        return {}
+    conditions = deployment.client.replica_conditions()
+    return {
+        name: {"state": state.value, "reason": reason, "engine": stats.get(name, EngineStats())}
+        for name, (state, reason) in sorted(conditions.items())
     }
 
 
