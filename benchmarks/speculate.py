@@ -2,7 +2,8 @@
 
 ``python benchmarks/speculate.py [MODEL.gguf] [--speculate ngram] [--batch 1] [--rounds 5] [--tokens 200]`` prints, for
 each kind of prompt, decoded tokens per second (from the first token on) of both, their ratio (median of the rounds'
-own ratios), tokens per step, and the share of guesses that came true.
+own ratios), that of CPU time (with ``--threads 1`` it hardly depends on who else is at work), tokens per step, and the
+share of guesses that came true.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class Prompt(NamedTuple):
 @dataclass
 class Round:
     seconds: float
+    cpu: float
     tokens: int
     steps: int
     texts: list[list[int]]
@@ -116,16 +118,16 @@ def one_round(engine: Engine, prompt: Prompt, batch: int, tokens: int, name: str
         sampling = SamplingParams(temperature=prompt.temperature, seed=i, max_tokens=tokens, ignore_eos=True)
         engine.add(EngineRequest(f"{name}-{i}", tuple(prompt.tokens), sampling))
         answers[f"{name}-{i}"] = []
-    began, first, steps = 0.0, 0, 0
+    began, cpu, first, steps = 0.0, 0.0, 0, 0
     while engine.has_work:
         for output in engine.step():
             answers[output.request_id] += output.tokens
         steps += began > 0.0
         if not began and all(answers.values()):
-            began, first = time.perf_counter(), sum(map(len, answers.values()))
-    seconds = time.perf_counter() - began
+            began, cpu, first = time.perf_counter(), time.process_time(), sum(map(len, answers.values()))
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     texts = list(answers.values())
-    return Round(seconds, sum(map(len, texts)) - first, steps, texts)
+    return Round(seconds, cpu, sum(map(len, texts)) - first, steps, texts)
 
 
 def main() -> None:
@@ -136,16 +138,23 @@ def main() -> None:
     parser.add_argument("--speculate", default="ngram")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--only", default="", help="kinds of prompts, separated by commas")
     args = parser.parse_args()
     checkpoint = load_checkpoint(args.model)
-    settings = {"kv_blocks": 64 * max(args.batch, 2), "max_sequences": max(args.batch, 4)}
+    settings = {
+        "kv_blocks": 64 * max(args.batch, 2),
+        "max_sequences": max(args.batch, 4),
+        "threads": args.threads,
+    }
     plain = load_engine(checkpoint, EngineOptions(**settings))
     guessing = load_engine(checkpoint, EngineOptions(**settings, speculate=args.speculate))
     print(f"{args.model.name}, {args.speculate}, batch {args.batch}, {args.rounds} rounds")
-    print("| prompt | plain tok/s | guessing tok/s | ratio | tokens per step | guesses that came true |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| prompt | plain tok/s | guessing tok/s | ratio | of CPU time | tokens per step | guesses that came true |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for prompt in prompts(load_tokenizer(checkpoint)):
         kind = prompt.kind
         if args.only and kind not in args.only.split(","):
@@ -160,9 +169,10 @@ def main() -> None:
         stats = guessing.stats()
         drafted = stats.drafted_tokens - begun.drafted_tokens
         ratio = statistics.median(b.rate / a.rate for a, b in zip(before, after, strict=True))
+        cpu = statistics.median(a.cpu / b.cpu for a, b in zip(before, after, strict=True))
         print(
             f"| {kind} | {statistics.median(r.rate for r in before):.0f}"
-            f" | {statistics.median(r.rate for r in after):.0f} | {ratio:.2f}"
+            f" | {statistics.median(r.rate for r in after):.0f} | {ratio:.2f} | {cpu:.2f}"
             f" | {statistics.median(r.tokens / r.steps / args.batch for r in after):.2f}"
             f" | {(stats.accepted_tokens - begun.accepted_tokens) / max(drafted, 1):.2f} of {drafted} |"
         )

@@ -18,7 +18,7 @@ from toque.types import SamplingParams
 _GREEDY = SamplingParams(temperature=0.0, seed=0)
 _CHUNK = 256  # tokens that it reads at once of a text that it is far behind
 _NEAR = 32  # tokens behind that it reads on the way to a guess
-_PATIENCE = 256  # tokens without a guess after which it stops reading along
+_PATIENCE = 64  # tokens without a guess after which it stops reading along
 _SMOOTHING = 0.2
 
 
