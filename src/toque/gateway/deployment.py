@@ -25,6 +25,7 @@ from toque.routing.base import (
 )
 from toque.routing.pool import ReplicaPool
 from toque.routing.shares import choose_version, point_of
+from toque.routing.target import OpenSession, open_session
 
 if TYPE_CHECKING:
     from toque.config import LimitSettings
@@ -179,6 +180,7 @@ class FleetDeployment(Deployment):
         load: FaceLoader,
         loading: Executor,
         *,
+        open_session: OpenSession = open_session,
         expected: bool = True,
         on_change: Callable[[], None] | None = None,
         on_wait: Callable[[], None] | None = None,
@@ -189,6 +191,7 @@ class FleetDeployment(Deployment):
             name,
             wait_s=limits.load_wait_s,
             max_waiting=limits.max_queued_requests,
+            open_session=open_session,
             on_change=self._pool_changed,
             on_wait=on_wait,
         )

@@ -15,8 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from toque.gateway.deployment import Deployment, FaceLoader, FleetDeployment
-from toque.gateway.face import load_face
+from toque.gateway.face import Face, load_face
 from toque.routing.base import DeploymentSignals, RoutingTable
+from toque.routing.target import OpenSession, open_session
 
 if TYPE_CHECKING:
     from toque.config import LimitSettings
@@ -43,13 +44,18 @@ class FleetPort:
         latencies: Latencies,
         *,
         public_names: Mapping[str, str] | None = None,
+        load: Callable[..., Face] = load_face,
+        open_session: OpenSession = open_session,
     ) -> None:
-        """``public_names``: what clients call a deployment, where that is not its name in the fleet."""
+        """``public_names``: what clients call a deployment, where that is not its name in the fleet. ``load`` reads a
+        version's face, as `load_face`; ``open_session`` connects to a replica."""
         self._deployments = deployments
         self._link = link
         self._limits = limits
         self._latencies = latencies
         self._public_names = public_names or {}
+        self._load = load
+        self._open_session = open_session
         self._known: dict[str, FleetDeployment] = {}  # by their names in the fleet
         self._retiring: set[asyncio.Task[None]] = set()
         self._settled = False
@@ -108,12 +114,13 @@ class FleetPort:
         self._stir()
 
     def _made(self, name: str, table: RoutingTable) -> FleetDeployment:
-        load: FaceLoader = partial(load_face, limits=self._limits, tool_parser=table.tool_parser)
+        load: FaceLoader = partial(self._load, limits=self._limits, tool_parser=table.tool_parser)
         return FleetDeployment(
             self._public_names.get(name, name),
             self._limits,
             load,
             self._loading,
+            open_session=self._open_session,
             expected=not self._settled,
             on_change=self._stir,
             on_wait=self._report_soon,
