@@ -79,7 +79,6 @@ class StoreLink:
 
     async def look(self) -> None:
         """Writes what is to be said and reads what there is to know, once. Raises StoreError."""
-        urgent, self._urgent = self._urgent, False
         news = {key: each for key, each in self._pending.items() if self._is_news(key, each)}
         if news:
             await self._store.report(list(news.values()))
@@ -87,7 +86,8 @@ class StoreLink:
             for key, each in news.items():
                 if self._pending.get(key) is each:
                     del self._pending[key]
-        if urgent:
+        if self._urgent:
+            self._urgent = False
             self._on_urgent()
         found = await self._store.tables(self._number)
         if found is not None:
