@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
 from toque import _native
 from toque.formats.blocks import BY_NAME, RUNNABLE
-from toque.formats.checkpoint import TensorData
 from toque.formats.convert import FOLDER_SCHEMES, GGUF_RECIPES
 from toque.formats.gguf_export import ARCHITECTURES as EXPORTED
 from toque.formats.hf_config import MODEL_TYPES
 from toque.formats.layout import ARCHITECTURES
 from toque.formats.quantize import RECIPES
 from toque.formats.schemes import LAYOUTS, METHODS
-from toque.formats.transcode import transcoded
 from toque.models import supported
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
@@ -47,11 +43,9 @@ def bits(name: str) -> str:
     return f"{8 * block.nbytes / block.elements:.4g}"
 
 
-def kept(name: str) -> tuple[str, str]:
-    """The type that the cpu backend's kernels run for a file's type, and bits per weight in its own layout."""
-    block = BY_NAME[name]
-    tensor = transcoded(TensorData("", name, (1, block.elements), np.zeros((1, block.nbytes), np.uint8)))
-    return tensor.dtype, f"{8 * _native.packed_size(tensor.dtype, 256, 4096) / (256 * 4096):.4g}"
+def kept(name: str) -> str:
+    """Bits per weight in the cpu backend's own layout."""
+    return f"{8 * _native.packed_size(name, 256, 4096) / (256 * 4096):.4g}"
 
 
 def page() -> str:
@@ -60,12 +54,13 @@ def page() -> str:
         for name in ARCHITECTURES
         if name in supported()
     ]
-    types = [(name, bits(name), *kept(name)) for name in sorted(RUNNABLE, key=lambda name: BY_NAME[name].id)]
+    files = [name for name in sorted(RUNNABLE, key=lambda name: BY_NAME[name].id) if BY_NAME[name].id >= 0]
+    types = [(name, bits(name), kept(name)) for name in files]
     refused = ", ".join(name for name in BY_NAME if name not in RUNNABLE)
     load = [
         (
             f"`--quantize {name}`",
-            "e4m3 values, held as F16" if recipe.linear == "FP8" else recipe.linear,
+            "e4m3 values" if recipe.linear == "FP8" else recipe.linear,
             recipe.outer or "kept",
         )
         for name, recipe in RECIPES.items()
@@ -84,11 +79,10 @@ Rotary scaling: linear, llama3, yarn, longrope. Anything else is refused.
 
 ## GGUF
 
-Versions 2 and 3, one file or split files. Weights may have these types. The cpu backend has kernels for most; the
-others become a type that holds the same weights (exactly, or rounded once to float16), at the bits of the last
-column.
+Versions 2 and 3, one file or split files. Weights may have these types; the cpu backend has kernels for all of them and
+holds them at the bits of the last column, scales as float16 beside the codes.
 
-{table(("type", "bits per weight in the file", "cpu backend runs", "bits in memory"), types)}
+{table(("type", "bits per weight in the file", "bits in memory"), types)}
 
 Refused by name: {refused}.
 

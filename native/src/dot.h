@@ -36,13 +36,15 @@ namespace toque::TOQUE_ISA {
 constexpr bool kUnpackAhead = true;
 
 // Bytes of one unpacked block, 32 k x 16 rows: eight quads, for 8-bit codes as two planes each.
-TOQUE_CONSTEXPR size_t unpacked_bytes(Format format) { return format_shape(format).bits == 8 ? 1024 : 512; }
+TOQUE_CONSTEXPR size_t unpacked_bytes(Format format) {
+  return format_shape(format).code_bits == 8 ? 1024 : 512;
+}
 
 template <Format F, int J = 0>
 TOQUE_INLINE void unpack_block(const uint8_t* codes, uint8_t* out) {
   if constexpr (J < 8) {
     u8x64 w = unpack_quad<F, J>(codes);
-    if constexpr (format_shape(F).bits == 8) {
+    if constexpr (format_shape(F).code_bits == 8) {
       store_bytes(out + 128 * J, w & broadcast_byte(15));
       store_bytes(out + 128 * J + 64, shift_words<-4>(w) & broadcast_byte(15));
     } else {
@@ -105,10 +107,10 @@ TOQUE_INLINE void sum_quads(const uint8_t* codes, const int8_t* a, __m256i (&low
 }
 
 // All quads of the group fit one 16-bit sum.
-template <Format F, bool Unpacked, int T, typename Emit>
+template <Format F, bool Unpacked, int T, int Begin, int End, typename Emit>
 TOQUE_INLINE void group_dot_once(const uint8_t* codes, const int8_t* a, Emit&& emit) {
   __m256i low[T], high[T];
-  sum_quads<F, Unpacked, T, 0, 8>(codes, a, low, high);
+  sum_quads<F, Unpacked, T, Begin, End>(codes, a, low, high);
   memory_fence();
   const __m256i* ones = in_memory(kOnes);
   TOQUE_UNROLL
@@ -144,13 +146,22 @@ TOQUE_INLINE void group_dot_twice(const uint8_t* codes, const int8_t* a, Emit&& 
 }
 
 // Eight rows (Half 0 or 1) x 32 k of 8-bit codes as two nibble planes.
-template <bool Unpacked, int T, int Half, int J = 0>
+template <Format F, bool Unpacked, int T, int Half, int J = 0>
 TOQUE_INLINE void sum_nibbles(const uint8_t* codes, const int8_t* a, __m256i (&low)[T], __m256i (&high)[T]) {
   if constexpr (J < 8) {
     __m256i w_low, w_high;
     if constexpr (Unpacked) {
       w_low = load_half(codes + 128 * J + 32 * Half);
       w_high = load_half(codes + 128 * J + 64 + 32 * Half);
+    } else if constexpr (has_table(F)) {
+      const __m256i codes4 = load_half(codes + 64 * (J / 2) + 32 * Half);
+      const __m256i at =
+          _mm256_and_si256(J % 2 ? _mm256_srli_epi16(codes4, 4) : codes4, _mm256_set1_epi8(15));
+      const __m128i table = _mm_load_si128((const __m128i*)code_table(F));
+      const __m128i nibble = _mm_set1_epi8(15);
+      w_low = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_and_si128(table, nibble)), at);
+      w_high = _mm256_shuffle_epi8(
+          _mm256_broadcastsi128_si256(_mm_and_si128(_mm_srli_epi16(table, 4), nibble)), at);
     } else {
       const __m256i nibble = _mm256_set1_epi8(15), w = load_half(codes + 64 * J + 32 * Half);
       w_low = _mm256_and_si256(w, nibble);
@@ -162,14 +173,14 @@ TOQUE_INLINE void sum_nibbles(const uint8_t* codes, const int8_t* a, __m256i (&l
       accumulate<J == 0>(low[t], w_low, x);
       accumulate<J == 0>(high[t], w_high, x);
     }
-    sum_nibbles<Unpacked, T, Half, J + 1>(codes, a, low, high);
+    sum_nibbles<F, Unpacked, T, Half, J + 1>(codes, a, low, high);
   }
 }
 
-template <bool Unpacked, int T, int Half>
+template <Format F, bool Unpacked, int T, int Half>
 TOQUE_INLINE void half_dot_8bit(const uint8_t* codes, const int8_t* a, __m256i* sum) {
   __m256i low[T], high[T];
-  sum_nibbles<Unpacked, T, Half>(codes, a, low, high);
+  sum_nibbles<F, Unpacked, T, Half>(codes, a, low, high);
   memory_fence();
   const __m256i *ones = in_memory(kOnes), *sixteens = in_memory(kSixteens);
   TOQUE_UNROLL
@@ -179,12 +190,12 @@ TOQUE_INLINE void half_dot_8bit(const uint8_t* codes, const int8_t* a, __m256i* 
   }
 }
 
-template <bool Unpacked, int T, typename Emit>
+template <Format F, bool Unpacked, int T, typename Emit>
 TOQUE_INLINE void group_dot_8bit(const uint8_t* codes, const int8_t* a, Emit&& emit) {
   alignas(32) __m256i sum[2 * T];
-  half_dot_8bit<Unpacked, T, 0>(codes, a, sum);
+  half_dot_8bit<F, Unpacked, T, 0>(codes, a, sum);
   if constexpr (T > 2) __asm__("" : "+m"(sum));  // into memory, see group_dot_twice
-  half_dot_8bit<Unpacked, T, 1>(codes, a, sum);
+  half_dot_8bit<F, Unpacked, T, 1>(codes, a, sum);
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) emit(t, i32x16{sum[2 * t], sum[2 * t + 1]});
   memory_fence();
@@ -195,7 +206,7 @@ template <Format F, bool Unpacked>
 TOQUE_INLINE i32x16 quad_dot(const uint8_t* codes, int quad, const int8_t* a) {
   const u8x64 x = broadcast4(a);
   const __m256i ones = _mm256_set1_epi16(1);
-  if constexpr (format_shape(F).bits == 8 && Unpacked) {
+  if constexpr (format_shape(F).code_bits == 8 && Unpacked) {
     const u8x64 low = load_bytes(codes + 128 * quad), high = load_bytes(codes + 128 * quad + 64);
     const __m256i sixteens = _mm256_set1_epi16(16);
     return {_mm256_add_epi32(_mm256_madd_epi16(_mm256_maddubs_epi16(low.lo, x.lo), ones),
@@ -209,7 +220,7 @@ TOQUE_INLINE i32x16 quad_dot(const uint8_t* codes, int quad, const int8_t* a) {
     } else {
       w = unpack_quad_at<F>(codes, quad);
     }
-    if constexpr (format_shape(F).bits == 8) return dot4(broadcast((int32_t)0), w, x);
+    if constexpr (format_shape(F).code_bits == 8) return dot4(broadcast((int32_t)0), w, x);
     return {_mm256_madd_epi16(_mm256_maddubs_epi16(w.lo, x.lo), ones),
             _mm256_madd_epi16(_mm256_maddubs_epi16(w.hi, x.hi), ones)};
   }
@@ -217,11 +228,12 @@ TOQUE_INLINE i32x16 quad_dot(const uint8_t* codes, int quad, const int8_t* a) {
 
 template <Format F, bool Unpacked, int T, int G, typename Emit>
 TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) {
-  constexpr int kBits = format_shape(F).bits;
-  if constexpr (kBits == 4) group_dot_once<F, Unpacked, T>(codes, a, emit);
+  constexpr int kBits = format_shape(F).code_bits;
+  if constexpr (kBits <= 3) group_dot_once<F, Unpacked, T, 4 * G, 4 * G + 4>(codes, a, emit);
+  if constexpr (kBits == 4) group_dot_once<F, Unpacked, T, 0, 8>(codes, a, emit);
   if constexpr (kBits == 5) group_dot_twice<F, Unpacked, T, 0, 8>(codes, a, emit);
   if constexpr (kBits == 6) group_dot_twice<F, Unpacked, T, 4 * G, 4 * G + 4>(codes, a, emit);
-  if constexpr (kBits == 8) group_dot_8bit<Unpacked, T>(codes, a, emit);
+  if constexpr (kBits == 8) group_dot_8bit<F, Unpacked, T>(codes, a, emit);
 }
 
 #else

@@ -91,10 +91,14 @@ TOQUE_INLINE void add_group(Scale&& scale, Min&& min, const uint8_t* codes, cons
   constexpr FormatShape kShape = format_shape(F);
   const float* d = fields + kScale * T;
   if constexpr (kShape.asymmetric) {
-    const float* d_sum = fields + kSum * T;
+    // Of a group of 16, half a block, the sum is among the fields as an offset.
+    constexpr bool kHalf = kShape.group == 16;
+    const float* d_sum = fields + (!kHalf ? kSum : G == 0 ? kOffset6Low : kOffset6High) * T;
     group_dot<F, Unpacked, T, G>(codes, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
       f32x16 sum = fma(to_f32(dot) * broadcast(d[t]), scale(), sums.get(t));
-      sums.set(t, fma(min(), broadcast(d_sum[t]), sum));
+      f32x16 by = broadcast(d_sum[t]);
+      if constexpr (kHalf) by = by * broadcast(-1.0f / 32.0f);  // exact
+      sums.set(t, fma(min(), by, sum));
     });
   } else {
     constexpr int kField = kShape.group == 16 ? (G == 0 ? kOffset6Low : kOffset6High) : kOffset4;
@@ -162,8 +166,8 @@ void unpack_tile(const uint8_t* tile, int cols, uint8_t* out) {
     const uint16_t* scales = (const uint16_t*)record + block % 2 * kGroups * kTileRows;
     for (int g = 0; g < kGroups; ++g, out += 64) store((float*)out, load_f16(scales + g * kTileRows));
     if constexpr (kShape.asymmetric) {
-      store((float*)out, load_f16(scales + scale_bytes(F) / 2));
-      out += 64;
+      const uint16_t* mins = scales + scale_bytes(F) / 2;
+      for (int g = 0; g < kGroups; ++g, out += 64) store((float*)out, load_f16(mins + g * kTileRows));
     }
     unpack_block<F>(record + codes_offset(F) + block % 2 * block_bytes(F), out);
     out += unpacked_bytes(F);
@@ -179,11 +183,18 @@ void unpacked_tile(const TileArgs& args) {
   for (int k = args.cols; k > 0; k -= kGroup) {
     const float* scales = (const float*)block;
     const uint8_t* codes = block + unpacked_scales(F);
-    auto first = [=]() __attribute__((always_inline)) { return load(scales); };
-    auto second = [=]() __attribute__((always_inline)) { return load(scales + 16); };
-    add_group<F, kUnpackAhead, T, 0>(first, second, codes, a, fields, sums);
-    if constexpr (format_shape(F).group == 16)
-      add_group<F, kUnpackAhead, T, 1>(second, second, codes, a, fields, sums);
+    constexpr int kGroups = kGroup / format_shape(F).group;
+    auto scale = [=](int group) __attribute__((always_inline)) { return load(scales + 16 * group); };
+    auto min = [=](int group)
+                   __attribute__((always_inline)) { return load(scales + 16 * (kGroups + group)); };
+    add_group<F, kUnpackAhead, T, 0>([=]() __attribute__((always_inline)) { return scale(0); },
+                                     [=]() __attribute__((always_inline)) { return min(0); }, codes, a,
+                                     fields, sums);
+    if constexpr (kGroups == 2) {
+      add_group<F, kUnpackAhead, T, 1>([=]() __attribute__((always_inline)) { return scale(1); },
+                                       [=]() __attribute__((always_inline)) { return min(1); }, codes, a,
+                                       fields, sums);
+    }
     block += unpacked_scales(F) + unpacked_bytes(F);
     a += kGroup * T;
     fields += kScaleFields * T;
@@ -232,6 +243,32 @@ TOQUE_INLINE f32x16 load_weights(const uint8_t* tile, int k) {
     i32x16 pairs = load((const int32_t*)tile + (size_t)(k / 2) * 16);
     return k & 1 ? bf16_high(pairs) : bf16_low(pairs);
   }
+}
+
+// FP8 weights with f32 activations: each record's sum is scaled as a whole.
+template <int T>
+void f8_tile(const TileArgs& args) {
+  Sums<T, (T > kRegisterSums)> sums(args.sums);
+  const float* a = (const float*)args.codes;
+  const uint8_t* record = args.weights;
+  for (int k = 0; k < args.cols; k += kF8Span, record += kF8RecordBytes) {
+    const int count = args.cols - k < kF8Span ? args.cols - k : kF8Span;
+    if constexpr (T == 1) {
+      for (size_t i = 0; i < kF8RecordBytes; i += 64) prefetch(record + kPrefetchBytes + i);
+    }
+    const uint8_t* codes = record + 64;
+    f32x16 part[T];
+    TOQUE_UNROLL
+    for (int t = 0; t < T; ++t) part[t] = zero_f32();
+    for (int i = 0; i < count; ++i, codes += kTileRows, a += T) {
+      const f32x16 w = load_f8(codes);
+      TOQUE_UNROLL
+      for (int t = 0; t < T; ++t) part[t] = fma(w, broadcast(a[t]), part[t]);
+    }
+    TOQUE_UNROLL
+    for (int t = 0; t < T; ++t) sums.set(t, fma(part[t], load((const float*)record), sums.get(t)));
+  }
+  sums.finish();
 }
 
 // Float weights with f32 activations.
@@ -296,6 +333,8 @@ TOQUE_INLINE void fill_kernels(FormatKernels& kernels) {
       if constexpr (kUnpackAhead) kernels.unpacked[T] = unpacked_tile<F, T>;
     } else if constexpr (F == Format::kBF16 && kBF16Pairs) {
       kernels.packed[T] = bf16_tile<T>;
+    } else if constexpr (F == Format::kF8) {
+      kernels.packed[T] = f8_tile<T>;
     } else {
       kernels.packed[T] = float_tile<F, T>;
     }
@@ -338,6 +377,21 @@ FormatKernels kernels_of(Format format) {
       break;
     case Format::kW8:
       fill_kernels<Format::kW8>(kernels);
+      break;
+    case Format::kIQ4:
+      fill_kernels<Format::kIQ4>(kernels);
+      break;
+    case Format::kMX4:
+      fill_kernels<Format::kMX4>(kernels);
+      break;
+    case Format::kW2A:
+      fill_kernels<Format::kW2A>(kernels);
+      break;
+    case Format::kW3:
+      fill_kernels<Format::kW3>(kernels);
+      break;
+    case Format::kF8:
+      fill_kernels<Format::kF8>(kernels);
       break;
   }
   return kernels;
@@ -562,6 +616,15 @@ void convert_row(const uint8_t* tile, int row, int cols, float factor, float* ou
   }
 }
 
+void convert_f8_row(const uint8_t* tile, int row, int cols, float factor, float* out) {
+  alignas(64) float lanes[16];
+  for (int k = 0; k < cols; ++k) {
+    const uint8_t* record = tile + (size_t)(k / kF8Span) * kF8RecordBytes;
+    store(lanes, load_f8(record + 64 + (size_t)(k % kF8Span) * kTileRows) * load((const float*)record));
+    out[k] = factor * lanes[row];
+  }
+}
+
 }  // namespace
 
 ActKind act_kind(Format format) {
@@ -620,6 +683,21 @@ void embed_rows(const PackedMatrix& weight, const int32_t* ids, float scale, flo
         break;
       case Format::kW8:
         dequantize_row<Format::kW8>(tile, row, weight.cols, scale, to);
+        break;
+      case Format::kIQ4:
+        dequantize_row<Format::kIQ4>(tile, row, weight.cols, scale, to);
+        break;
+      case Format::kMX4:
+        dequantize_row<Format::kMX4>(tile, row, weight.cols, scale, to);
+        break;
+      case Format::kW2A:
+        dequantize_row<Format::kW2A>(tile, row, weight.cols, scale, to);
+        break;
+      case Format::kW3:
+        dequantize_row<Format::kW3>(tile, row, weight.cols, scale, to);
+        break;
+      case Format::kF8:
+        convert_f8_row(tile, row, weight.cols, scale, to);
         break;
     }
   }

@@ -1,7 +1,9 @@
 #include "pack.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 namespace toque {
@@ -16,10 +18,12 @@ struct BlockType {
 };
 
 constexpr BlockType kTypes[] = {
-    {"F32", Format::kF32, 1, 4},      {"F16", Format::kF16, 1, 2},     {"BF16", Format::kBF16, 1, 2},
-    {"Q4_0", Format::kW4, 32, 18},    {"Q4_1", Format::kW4A, 32, 20},  {"Q5_0", Format::kW5, 32, 22},
-    {"Q5_1", Format::kW5A, 32, 24},   {"Q8_0", Format::kW8, 32, 34},   {"Q4_K", Format::kW4A, 256, 144},
-    {"Q5_K", Format::kW5A, 256, 176}, {"Q6_K", Format::kW6, 256, 210},
+    {"F32", Format::kF32, 1, 4},        {"F16", Format::kF16, 1, 2},      {"BF16", Format::kBF16, 1, 2},
+    {"Q4_0", Format::kW4, 32, 18},      {"Q4_1", Format::kW4A, 32, 20},   {"Q5_0", Format::kW5, 32, 22},
+    {"Q5_1", Format::kW5A, 32, 24},     {"Q8_0", Format::kW8, 32, 34},    {"Q4_K", Format::kW4A, 256, 144},
+    {"Q5_K", Format::kW5A, 256, 176},   {"Q6_K", Format::kW6, 256, 210},  {"IQ4_NL", Format::kIQ4, 32, 18},
+    {"IQ4_XS", Format::kIQ4, 256, 136}, {"MXFP4", Format::kMX4, 32, 17},  {"Q2_K", Format::kW2A, 256, 84},
+    {"Q3_K", Format::kW3, 256, 110},    {"F8_E4M3", Format::kF8, 32, 36},
 };
 
 const BlockType& block_type(const std::string& name) {
@@ -141,6 +145,44 @@ void read_q6_k(const uint8_t* block, int j, RowBlock& out) {
   }
 }
 
+void read_q2_k(const uint8_t* block, int j, RowBlock& out) {
+  const float d = f16_to_f32(read_u16(block + 80)), d_min = f16_to_f32(read_u16(block + 82));
+  for (int i = 0; i < 2; ++i) {
+    const uint8_t both = block[2 * j + i];
+    out.scales[i] = f32_to_f16(d * static_cast<float>(both & 15));
+    out.mins[i] = f32_to_f16(-d_min * static_cast<float>(both >> 4));
+  }
+  const uint8_t* q = block + 16 + 32 * (j / 4);
+  for (int i = 0; i < 32; ++i) out.codes[i] = q[i] >> (2 * (j % 4)) & 3;
+}
+
+// 8 sub-blocks of 32, as in Q2_K; a mask of 32 bytes, bit j for sub-block j, adds 4; scales of 16 have six
+// bits: low nibbles of bytes 0..7 then high nibbles, and the upper two bits of all in bytes 8..11.
+void read_q3_k(const uint8_t* block, int j, RowBlock& out) {
+  const uint8_t *mask = block, *q = block + 32 + 32 * (j / 4), *packed = block + 96;
+  const float d = f16_to_f32(read_u16(block + 108));
+  for (int i = 0; i < 2; ++i) {
+    const int n = 2 * j + i, low = packed[n % 8] >> (n / 8 * 4) & 15,
+              high = packed[8 + n % 4] >> (n / 4 * 2) & 3;
+    out.scales[i] = f32_to_f16(d * static_cast<float>((low | high << 4) - 32));
+  }
+  for (int i = 0; i < 32; ++i) {
+    out.codes[i] = static_cast<uint8_t>((q[i] >> (2 * (j % 4)) & 3) | (mask[i] >> j & 1) << 2);
+  }
+}
+
+void read_iq4_xs(const uint8_t* block, int j, RowBlock& out) {
+  const int low = block[4 + j / 2] >> (j % 2 * 4) & 15, high = read_u16(block + 2) >> (2 * j) & 3;
+  out.scales[0] = f32_to_f16(f16_to_f32(read_u16(block)) * static_cast<float>((low | high << 4) - 32));
+  read_q4(block + 8 + 16 * j, out);
+}
+
+// The scale is a power of two, e8m0, and halved because the table's values are doubled.
+void read_mxfp4(const uint8_t* block, RowBlock& out) {
+  out.scales[0] = f32_to_f16(std::ldexp(1.0f, static_cast<int>(block[0]) - 128));
+  read_q4(block + 1, out);
+}
+
 // Weights 32 * block .. 32 * block + 31 of a source row.
 void read_block(const BlockType& type, const uint8_t* row, int block, RowBlock& out) {
   const uint8_t* p = row + static_cast<size_t>(block / (type.values / 32)) * type.bytes;
@@ -164,6 +206,16 @@ void read_block(const BlockType& type, const uint8_t* row, int block, RowBlock& 
       return read_q5(p + 4, p + 8, out);
     case Format::kW6:
       return read_q6_k(p, sub, out);
+    case Format::kW3:
+      return read_q3_k(p, sub, out);
+    case Format::kW2A:
+      return read_q2_k(p, sub, out);
+    case Format::kIQ4:
+      if (type.values == 256) return read_iq4_xs(p, sub, out);
+      out.scales[0] = read_u16(p);
+      return read_q4(p + 2, out);
+    case Format::kMX4:
+      return read_mxfp4(p, out);
     default:
       return read_q8_0(p, out);
   }
@@ -176,6 +228,13 @@ void write_codes(int bits, const uint8_t* codes, uint8_t* block, int row) {
   auto* planes = reinterpret_cast<uint32_t*>(block) + row;  // dword `row` of each 64-byte plane
   if (bits == 8) {
     for (int j = 0; j < 8; ++j) planes[16 * j] = quads[j];
+    return;
+  }
+  if (bits <= 3) {
+    for (int j = 0; j < 8; ++j) {
+      planes[16 * (j / 4)] |= (quads[j] & 0x03030303u) << 2 * (j % 4);
+      if (bits == 3) planes[32] |= (quads[j] >> 2 & 0x01010101u) << j;
+    }
     return;
   }
   constexpr uint32_t kNibbles = 0x0f0f0f0f;
@@ -231,6 +290,26 @@ void pack_float_tile(const uint8_t* const (&rows)[kTileRows], int cols, uint8_t*
   }
 }
 
+// From blocks of 32: a float scale, then bytes. A record of 128 takes the scale of its first block. A NaN
+// among the bytes makes the record's scale one, since the kernels do not know the byte.
+void pack_f8_tile(const uint8_t* const (&rows)[kTileRows], int cols, uint8_t* tile) {
+  constexpr size_t kBlockBytes = 4 + kGroup;
+  for (int row = 0; row < kTileRows && rows[row] != nullptr; ++row) {
+    for (int k = 0; k < cols; ++k) {
+      const uint8_t* block = rows[row] + static_cast<size_t>(k / kGroup) * kBlockBytes;
+      uint8_t* record = tile + static_cast<size_t>(k / kF8Span) * kF8RecordBytes;
+      auto* scales = reinterpret_cast<float*>(record);
+      if (k % kF8Span == 0) {
+        std::memcpy(scales + row, block, sizeof(float));
+        scales[row] *= 256.0f;
+      }
+      const uint8_t code = block[4 + k % kGroup];
+      if ((code & 0x7f) == 0x7f) scales[row] = std::numeric_limits<float>::quiet_NaN();
+      record[64 + static_cast<size_t>(k % kF8Span) * kTileRows + row] = code;
+    }
+  }
+}
+
 }  // namespace
 
 Format packed_format(const std::string& type) { return block_type(type).format; }
@@ -263,6 +342,9 @@ void pack_tiles(const SourceMatrix& source, const PackedMatrix& packed, uint8_t*
         break;
       case Format::kBF16:
         pack_float_tile<uint16_t>(rows, source.cols, tile, true);
+        break;
+      case Format::kF8:
+        pack_f8_tile(rows, source.cols, tile);
         break;
       default:
         pack_integer_tile(type, rows, source.cols, tile);

@@ -11,7 +11,9 @@ namespace toque {
 
 // A matrix as a file holds it: `rows` rows of `row_bytes` bytes each, in GGML's block format `type`.
 struct SourceMatrix {
-  std::string type;  // "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"
+  std::string type;  // "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K",
+                     // "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+                     // and "F8_E4M3" of our own (formats/e4m3.py), whose scales are those of 128 values
   const uint8_t* data;
   size_t row_bytes;
   int rows, cols;
@@ -25,8 +27,8 @@ Format packed_format(const std::string& type);
 size_t source_row_bytes(const std::string& type, int cols);
 
 // Fills tiles [first, last) of `packed` (its data is written through `tiles`). Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
-// and the float types are exact; K-quants round the product of their two scales to f16. Ranges may run on
-// several threads.
+// and the float types are exact, and IQ4_NL; K-quants and IQ4_XS round the product of their two scales to
+// f16, MXFP4 its scale where f16 has no such power of two. Ranges may run on several threads.
 void pack_tiles(const SourceMatrix& source, const PackedMatrix& packed, uint8_t* tiles, int first, int last);
 
 }  // namespace toque

@@ -10,16 +10,23 @@
 // Codes are unsigned. One dword of a code plane belongs to one row and holds four consecutive k (a "quad"):
 // the order of the four-way dot product instructions. Quad j of a block (k = 4j..4j+3) lies in
 //
-//   nibble planes   4 x 64 bytes: byte (j / 2) * 64 + row * 4 + i, low nibble for even j, high nibble for odd
-//   j bit plane (5)   64 bytes at 256: bit j of byte row * 4 + i 2-bit planes(6) 2 x 64 bytes at 256: bits 2
-//   (j % 4) of byte (j / 4) * 64 + row * 4 + i byte planes (8) 8 x 64 bytes: byte j * 64 + row * 4 + i
+//   nibble planes (4, 5, 6 bits)   4 x 64 bytes: byte (j / 2) * 64 + row * 4 + i, low nibble for even j, high
+//                                  nibble for odd j
+//   bit plane (5 at 256, 3 at 128) 64 bytes: bit j of byte row * 4 + i
+//   2-bit planes (2, 3; 6 at 256)   2 x 64 bytes: bits 2 (j % 4) of byte (j / 4) * 64 + row * 4 + i
+//   byte planes (8)                8 x 64 bytes: byte j * 64 + row * 4 + i
+//
+// The 4-bit codes of IQ4 and MX4 are places in a table of 16 values (code_table), which stands for the code:
+// everywhere else "code" means the value found there.
 //
 // A weight is scale * (code - zero) in symmetric formats and scale * code + min in asymmetric ones. Where K
 // is 32 more than a multiple of 64, the second block of the last record is zero and never read. Rows beyond
 // `rows` are zero.
 //
 // Float formats keep their element type: bf16 as [K / 2][16][2] (odd K padded with zero), f16 and f32 as
-// [K][16].
+// [K][16]. FP8 (e4m3) has records of 128 k (kF8Span): 16 float scales, then bytes [128][16]; a scale is 2^8
+// times the weights' own, because a byte is read as the f16 of the same bits, whose exponent's bias is 8
+// more.
 //
 // Only plain data and force-inlined functions here: this header is compiled for several instruction sets at
 // once.
@@ -31,10 +38,12 @@
 namespace toque {
 
 constexpr int kTileRows = 16;
-constexpr int kRecord = 64;  // k per record
-constexpr int kGroup = 32;   // k per block, and per activation scale
+constexpr int kRecord = 64;   // k per record
+constexpr int kF8Span = 128;  // k per record of FP8
+constexpr size_t kF8RecordBytes = 64 + (size_t)kF8Span * kTileRows;
+constexpr int kGroup = 32;  // k per block, and per activation scale
 
-enum class Format : uint8_t { kF32, kF16, kBF16, kW4, kW4A, kW5, kW5A, kW6, kW8 };
+enum class Format : uint8_t { kF32, kF16, kBF16, kW4, kW4A, kW5, kW5A, kW6, kW8, kIQ4, kMX4, kW2A, kW3, kF8 };
 
 struct PackedMatrix {
   Format format;
@@ -46,9 +55,10 @@ struct PackedMatrix {
 constexpr size_t kReadAhead = 4096;
 
 struct FormatShape {
-  int bits;   // of a code; 16 or 32 for float formats
+  int bits;   // of a code as it is stored; 16 or 32 for float formats
   int group;  // k per scale; 0 for float formats
   bool asymmetric;
+  int code_bits;  // of a code as it is multiplied: more than `bits` where a table stands between
 };
 
 #define TOQUE_CONSTEXPR static constexpr inline __attribute__((always_inline))
@@ -56,33 +66,46 @@ struct FormatShape {
 TOQUE_CONSTEXPR FormatShape format_shape(Format format) {
   switch (format) {
     case Format::kF32:
-      return {32, 0, false};
+      return {32, 0, false, 32};
     case Format::kF16:
-      return {16, 0, false};
+      return {16, 0, false, 16};
     case Format::kBF16:
-      return {16, 0, false};
+      return {16, 0, false, 16};
     case Format::kW4:
-      return {4, 32, false};
+      return {4, 32, false, 4};
     case Format::kW4A:
-      return {4, 32, true};
+      return {4, 32, true, 4};
     case Format::kW5:
-      return {5, 32, false};
+      return {5, 32, false, 5};
     case Format::kW5A:
-      return {5, 32, true};
+      return {5, 32, true, 5};
     case Format::kW6:
-      return {6, 16, false};
+      return {6, 16, false, 6};
     case Format::kW8:
-      return {8, 32, false};
+      return {8, 32, false, 8};
+    case Format::kIQ4:
+      return {4, 32, false, 8};
+    case Format::kMX4:
+      return {4, 32, false, 5};
+    case Format::kW2A:
+      return {2, 16, true, 2};
+    case Format::kW3:
+      return {3, 16, false, 3};
+    case Format::kF8:
+      return {8, 0, false, 8};
   }
-  return {0, 0, false};
+  return {0, 0, false, 0};
 }
 
 TOQUE_CONSTEXPR bool is_integer(Format format) { return format_shape(format).group != 0; }
 // Subtracted from every code of a symmetric format.
-TOQUE_CONSTEXPR int zero_point(Format format) { return 1 << (format_shape(format).bits - 1); }
+TOQUE_CONSTEXPR int zero_point(Format format) { return 1 << (format_shape(format).code_bits - 1); }
+TOQUE_CONSTEXPR bool has_table(Format format) {
+  return format_shape(format).code_bits != format_shape(format).bits;
+}
 TOQUE_CONSTEXPR size_t block_bytes(Format format) {
   int bits = format_shape(format).bits;
-  return bits == 8 ? 512 : 256 + 64 * (bits - 4);
+  return bits == 8 ? 512 : bits <= 3 ? 64 * (size_t)bits : 256 + 64 * (bits - 4);
 }
 // Bytes of the scales of one record, and of its mins where it has any.
 TOQUE_CONSTEXPR size_t scale_bytes(Format format) {
@@ -100,6 +123,8 @@ TOQUE_CONSTEXPR size_t tile_bytes(Format format, int cols) {
       return ((size_t)cols * 32 + 63) / 64 * 64;
     case Format::kBF16:
       return ((size_t)cols + 1) / 2 * 64;
+    case Format::kF8:
+      return ((size_t)cols + kF8Span - 1) / kF8Span * kF8RecordBytes;
     default:
       return ((size_t)cols + kRecord - 1) / kRecord * record_bytes(format);
   }

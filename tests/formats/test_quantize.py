@@ -112,7 +112,7 @@ def test_matrices_keep_their_values(kind: str, bound: float, source: str) -> Non
 
 @pytest.mark.parametrize(
     ("scheme", "linear", "outer", "bound"),
-    [("int8", "Q8_0", "Q8_0", 0.1), ("int4", "Q4_0", "Q8_0", 0.7), ("fp8", "F16", "F32", 0.25)],
+    [("int8", "Q8_0", "Q8_0", 0.1), ("int4", "Q4_0", "Q8_0", 0.7), ("fp8", "F8_E4M3", "F32", 0.25)],
 )
 def test_a_model_quantized_as_it_is_loaded(scheme: str, linear: str, outer: str, bound: float) -> None:
     plain = tiny_llama()

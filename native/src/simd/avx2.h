@@ -51,6 +51,12 @@ TOQUE_INLINE f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_
 TOQUE_INLINE i32x16 round_i32(f32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 TOQUE_INLINE __m256 half_from_f16(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 TOQUE_INLINE f32x16 load_f16(const uint16_t* p) { return {half_from_f16(p), half_from_f16(p + 8)}; }
+// Sixteen e4m3 bytes as the f16 of the same bits: 2^-8 of their value. 0x7f is no NaN here.
+TOQUE_INLINE f32x16 load_f8(const uint8_t* p) {
+    __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+    x = _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8), _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))};
+}
 TOQUE_INLINE __m256 half_from_bf16(const void* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16)); }
 TOQUE_INLINE f32x16 load_bf16(const uint16_t* p) { return {half_from_bf16(p), half_from_bf16(p + 8)}; }
 TOQUE_INLINE void store_f16(uint16_t* p, f32x16 a) {
@@ -113,6 +119,15 @@ TOQUE_INLINE __m256i dot4_half(__m256i acc, __m256i a, __m256i b) {
 }
 TOQUE_INLINE i32x16 dot4(i32x16 acc, u8x64 a, u8x64 b) {
   return {dot4_half(acc.lo, a.lo, b.lo), dot4_half(acc.hi, a.hi, b.hi)};
+}
+
+// Byte i of the result is byte (index i) of a table of 16, given four times; indices are below 16.
+TOQUE_INLINE u8x64 broadcast16(const void* p) {
+  __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
+  return {v, v};
+}
+TOQUE_INLINE u8x64 lookup(u8x64 table, u8x64 index) {
+  return {_mm256_shuffle_epi8(table.lo, index.lo), _mm256_shuffle_epi8(table.hi, index.hi)};
 }
 
 // Byte operations for unpacking codes. Shifts move 16-bit words: bits that cross a byte must be masked off.

@@ -152,8 +152,24 @@ TOQUE_INLINE f32x16 bf16_high(i32x16 a) {
   return as_f32(i32x16{_mm512_and_si512(a.v, _mm512_set1_epi32((int32_t)0xffff0000))});
 }
 
+// Sixteen e4m3 bytes as the f16 of the same bits: 2^-8 of their value. 0x7f is no NaN here.
+TOQUE_INLINE f32x16 load_f8(const uint8_t* p) {
+  __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+  x = _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8),
+                      _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7));
+  alignas(32) uint16_t halves[16];
+  _mm256_store_si256((__m256i*)halves, x);
+  return load_f16(halves);
+}
+
 // acc + sum of four products of unsigned bytes of a and signed bytes of b, per lane.
 TOQUE_INLINE i32x16 dot4(i32x16 acc, u8x64 a, u8x64 b) { return {_mm512_dpbusd_epi32(acc.v, a.v, b.v)}; }
+
+// Byte i of the result is byte (index i) of a table of 16, given four times; indices are below 16.
+TOQUE_INLINE u8x64 broadcast16(const void* p) {
+  return {_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p))};
+}
+TOQUE_INLINE u8x64 lookup(u8x64 table, u8x64 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
 
 // Byte operations for unpacking codes. Shifts move 16-bit words: bits that cross a byte must be masked off.
 TOQUE_INLINE u8x64 broadcast_byte(uint8_t x) { return {_mm512_set1_epi8((char)x)}; }

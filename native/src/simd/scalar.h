@@ -80,6 +80,8 @@ template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { i32x16 r; TOQUE_LANE
 TOQUE_INLINE f32x16 as_f32(i32x16 a) { f32x16 r; memcpy(r.v, a.v, sizeof r); return r; }
 TOQUE_INLINE i32x16 as_i32(f32x16 a) { i32x16 r; memcpy(r.v, a.v, sizeof r); return r; }
 TOQUE_INLINE f32x16 to_f32(i32x16 a) { f32x16 r; TOQUE_LANES(r.v[i] = (float)a.v[i]); }
+// Sixteen e4m3 bytes as the f16 of the same bits: 2^-8 of their value. 0x7f is no NaN here.
+TOQUE_INLINE f32x16 load_f8(const uint8_t* p) { f32x16 r; TOQUE_LANES(r.v[i] = f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7))); }
 TOQUE_INLINE f32x16 load_i8(const int8_t* p) { f32x16 r; TOQUE_LANES(r.v[i] = (float)p[i]); }
 // Rounds to nearest, ties to even; |a| below 2^22.
 TOQUE_INLINE i32x16 round_i32(f32x16 a) {
@@ -124,6 +126,17 @@ TOQUE_INLINE i32x16 dot4(i32x16 acc, u8x64 a, u8x64 b) {
     for (int j = 0; j < 4; ++j) acc.v[i] += (int32_t)a.v[4 * i + j] * (int8_t)b.v[4 * i + j];
   }
   return acc;
+}
+
+// Byte i of the result is byte (index i) of a table of 16, given four times; indices are below 16.
+TOQUE_INLINE u8x64 broadcast16(const void* p) {
+  u8x64 r;
+  for (int i = 0; i < 4; ++i) memcpy(r.v + 16 * i, p, 16);
+  return r;
+}
+TOQUE_INLINE u8x64 lookup(u8x64 table, u8x64 index) {
+  for (int i = 0; i < 64; ++i) index.v[i] = table.v[index.v[i]];
+  return index;
 }
 
 // Byte operations for unpacking codes. Shifts move 16-bit words, as x86 does: bits that cross a byte must be

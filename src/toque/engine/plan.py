@@ -133,9 +133,6 @@ def plan_memory(
 
 
 def _packed_bytes(tensor: TensorData, packed_size: Callable[[str, int, int], int]) -> int:
-    from toque.formats.transcode import transcoded
-
-    tensor = transcoded(tensor)
     *outer, rows, columns = (1, *tensor.shape) if len(tensor.shape) == 1 else tensor.shape
     try:
         return math.prod(outer) * packed_size(tensor.dtype, rows, columns)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from toque.errors import UnsupportedModelError
 from toque.formats.blocks import BY_NAME, RUNNABLE
 from toque.formats.checkpoint import TensorData
+from toque.formats.e4m3 import E4M3
 
 Bytes = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
@@ -216,6 +217,11 @@ def _mxfp4(b: Bytes) -> Float32:
     return scale * values
 
 
+def _f8_e4m3(b: Bytes) -> Float32:
+    scale: Float32 = np.ascontiguousarray(b[:, :4]).view("<f4")
+    return scale * E4M3[b[:, 4:]]
+
+
 _EXPAND: dict[str, Callable[[Bytes], Float32]] = {
     "F32": _f32,
     "F16": _plain_f16,
@@ -233,4 +239,5 @@ _EXPAND: dict[str, Callable[[Bytes], Float32]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "F8_E4M3": _f8_e4m3,
 }

@@ -5,7 +5,7 @@ scheme  linear layers (and a layer's experts)              embeddings, output ma
 ======  =================================================  ============================  ==========================
 int8    Q8_0                                               Q8_0                          kept
 int4    Q4_0                                               Q8_0                          kept
-fp8     e4m3 with a scale per output channel, held as F16  kept                          kept
+fp8     e4m3 with a scale per output channel               kept                          kept
 ======  =================================================  ============================  ==========================
 
 Errors of the embeddings and of the output matrix reach the logits unfiltered, which is why int4 spares them. Matrices
@@ -25,7 +25,7 @@ from toque.errors import ConfigError
 from toque.formats.blocks import BY_NAME
 from toque.formats.checkpoint import Bytes, Checkpoint, ConvertedRows, TensorData
 from toque.formats.dequant import dequantize
-from toque.formats.schemes.floats import E4M3
+from toque.formats.e4m3 import pack_f8
 from toque.formats.schemes.integers import pack_q4, pack_q8, to_half
 
 Float32 = npt.NDArray[np.float32]
@@ -99,7 +99,7 @@ def as_type(tensor: TensorData, kind: str) -> TensorData:
 
 
 def _stored_type(kind: str) -> str:
-    return "F16" if kind == "FP8" else kind
+    return "F8_E4M3" if kind == "FP8" else kind
 
 
 def four_bits(
@@ -185,9 +185,9 @@ def _q8_0(values: Float32, name: str) -> Bytes:
     return pack_q8(codes.view(np.uint8).reshape(values.shape), to_half(scales.reshape(len(values), -1), name))
 
 
-def _fp8(values: Float32, name: str) -> Bytes:
+def _fp8(values: Float32, _: str) -> Bytes:
     codes, scales = channel_fp8(values)
-    return to_half(E4M3[codes] * scales, name).view(np.uint8)
+    return pack_f8(codes, scales, values.shape[1])
 
 
 _ENCODERS: Mapping[str, Callable[[Float32, str], Bytes]] = MappingProxyType(

@@ -6,13 +6,14 @@ import mmap
 from collections.abc import Collection, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from toque import _native
 from toque.backends.base import Float32
-from toque.errors import UnsupportedModelError
+from toque.errors import FormatError, UnsupportedModelError
+from toque.formats.blocks import BY_NAME
 from toque.formats.checkpoint import TensorData
 from toque.formats.dequant import dequantize
-from toque.formats.transcode import transcoded
 
 
 class PackedWeights:
@@ -24,7 +25,7 @@ class PackedWeights:
 
     def __init__(self, tensors: Mapping[str, TensorData], matrices: Collection[str], threads: int) -> None:
         self._tensors = tensors
-        parts = {name: _matrices(transcoded(tensors[name])) for name in dict.fromkeys(matrices)}
+        parts = {name: _matrices(tensors[name]) for name in dict.fromkeys(matrices)}
         sizes = [self._packed_size(part) for tensor in parts.values() for part in tensor]
         self.arena = _native.Arena(sum(sizes) + 64 * len(sizes))
         self._packed = {
@@ -55,11 +56,19 @@ class PackedWeights:
 
     def _pack(self, tensor: TensorData, threads: int) -> _native.PackedMatrix:
         raw = np.ascontiguousarray(tensor.raw)
+        if tensor.dtype == "MXFP4":
+            _check_exponents(raw, tensor.name)
         return _native.pack(self.arena, tensor.dtype, raw, tensor.shape[1], tensor.row_order, threads)
 
 
 def _matrices(tensor: TensorData) -> tuple[TensorData, ...]:
     return tensor.experts() if len(tensor.shape) == 3 else (tensor,)
+
+
+def _check_exponents(raw: npt.NDArray[np.uint8], name: str) -> None:
+    """MXFP4's scales are powers of two, 2^(e - 127), and packed as float16 of half of them."""
+    if raw.reshape(-1, BY_NAME["MXFP4"].nbytes)[:, 0].max(initial=0) > 128 + 15:
+        raise FormatError("holds values beyond float16's 65504", field=name)
 
 
 def _forget_pages(tensor: TensorData) -> None:

@@ -1,7 +1,8 @@
-"""FP8 (e4m3) weights with scales, as F16.
+"""FP8 (e4m3) weights with scales, as they are or as F16.
 
-The product of a 4-bit significand and a scale, rounded to float16's 11 bits, is off by at most 2^-12 of itself, a
-hundredth of what FP8 itself lost; bfloat16 would lose 16 times more. NaN codes stay NaN.
+F16 is for scales that change where no kernel expects it. The product of a 4-bit significand and a scale, rounded to
+float16's 11 bits, is off by at most 2^-12 of itself, a hundredth of what FP8 itself lost; bfloat16 would lose 16 times
+more. NaN codes stay NaN.
 """
 
 from __future__ import annotations
@@ -11,22 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from toque.formats.blocks import BY_NAME
 from toque.formats.checkpoint import Bytes, ConvertedRows
+from toque.formats.e4m3 import E4M3, pack_f8, packs
 from toque.formats.schemes.base import Float32, Matrix
 from toque.formats.schemes.integers import to_half
 
-
-def _e4m3() -> Float32:
-    """The value of each byte: sign, 4 exponent bits (bias 7), 3 of mantissa; no infinities, 0x7F and 0xFF are NaN."""
-    code = np.arange(256)
-    exponent, mantissa = (code >> 3) & 15, code & 7
-    size = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))
-    values: Float32 = np.where(code & 128, -size, size).astype(np.float32)
-    values[[0x7F, 0xFF]] = np.nan
-    return values
-
-
-E4M3 = _e4m3()
 _HALF_MAX = 65504
 
 
@@ -55,4 +46,13 @@ def fp8_matrix(
             )
         return out.view(np.uint8)
 
+    def keep(first: int, last: int) -> Bytes:
+        row_block = np.arange(first, last) // block[0] - first // block[0]
+        return pack_f8(
+            codes[first:last], scales(first // block[0], -(-last // block[0]))[row_block], block[1]
+        )
+
+    if packs(columns, block[1]):
+        size = BY_NAME["F8_E4M3"].row_bytes(columns)
+        return Matrix("F8_E4M3", (rows, columns), ConvertedRows(rows, size, keep))
     return Matrix("F16", (rows, columns), ConvertedRows(rows, 2 * columns, convert))
