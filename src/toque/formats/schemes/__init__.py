@@ -31,7 +31,11 @@ LAYOUTS: tuple[tuple[str, str, str], ...] = (
     ("compressed-tensors", "W4A16 with zero points", "Q4_1"),
     ("compressed-tensors", "W8A8 and W8A16, symmetric, by channel, group or tensor", "Q8_0"),
     ("compressed-tensors", "8 bit with zero points, act-order groups", "F16"),
-    ("compressed-tensors", "FP8 e4m3, scales by tensor, channel, or block of 128 columns or a multiple", "F8_E4M3"),
+    (
+        "compressed-tensors",
+        "FP8 e4m3, scales by tensor, channel, or block of 128 columns or a multiple",
+        "F8_E4M3",
+    ),
     ("compressed-tensors", "FP8 e4m3, scales by other blocks", "F16"),
     ("fp8", "e4m3, scales by tensor, or block (`weight_block_size`) of 128 columns or a multiple", "F8_E4M3"),
     ("fp8", "e4m3, scales by other blocks", "F16"),
