@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from fixtures.collector import collector
 from toque.errors import ConfigError
 from toque.monitor.ledger.record import UsageRecord
 from toque.monitor.span_sender import MAX_WAITING, SpanSender
@@ -68,51 +64,14 @@ def test_a_trace_that_begins_here_has_no_parent() -> None:
     assert memory.get_finished_spans()[-1].parent is None
 
 
-@contextmanager
-def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest], list[str]]]:
-    """A collector on loopback: its address, what it got, and at which paths."""
-    got: list[ExportTraceServiceRequest] = []
-    paths: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                body = gzip.decompress(body)
-            got.append(ExportTraceServiceRequest.FromString(body))
-            paths.append(self.path)
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *args: Any) -> None:
-            return
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", got, paths
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def test_a_collector_gets_them_over_http() -> None:
-    with collector() as (url, got, paths):
-        sender = SpanSender(url)
+    with collector() as received:
+        sender = SpanSender(received.url)
         for number in range(3):
             sender.send(*closed(number), TRACE, {})
         sender.stop()
-        spans = [
-            span
-            for request in got
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
-        assert set(paths) == {"/v1/traces"}
+        spans = received.spans()
+        assert set(received.paths) == {"/v1/traces"}
         assert len(spans) == 6
         assert {span.trace_id.hex() for span in spans} == {TRACE.trace_id}
         assert {span.name for span in spans} == {"text_completion m", "attempt m-0.1"}

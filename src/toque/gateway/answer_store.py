@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
 from toque.errors import StoreError
+
+if TYPE_CHECKING:
+    import sqlite3
 
 T = TypeVar("T")
 SWEEP_S = 60.0
@@ -81,6 +83,8 @@ class AnswerStore:
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def reported() -> T:
+            import sqlite3  # here, because nobody's cold start should wait for it
+
             try:
                 if self._database is None:
                     self._database = self._open()
@@ -91,6 +95,8 @@ class AnswerStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, reported)
 
     def _open(self) -> sqlite3.Connection:
+        import sqlite3
+
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         database = sqlite3.connect(self._path, timeout=15.0, isolation_level=None, check_same_thread=False)
