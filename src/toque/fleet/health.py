@@ -76,7 +76,7 @@ class SessionHealth:
 
 
 class HangBounds(Struct, frozen=True):
-    """A replica is replaced when it has said nothing for ``silent_s`` (its heartbeat is a second), when it has been
+    """A replica is replaced when it has said nothing for ``silent_s`` (it talks twice a second), when it has been
     degraded (no step finishes) for ``degraded_s``, or when it lives on without its session for ``lost_s``."""
 
     silent_s: float = 5.0
