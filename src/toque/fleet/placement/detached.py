@@ -57,7 +57,6 @@ class DetachedPlacement:
 
     def __init__(self, folder: Path, log: Log = log_to_stderr) -> None:
         """The folder is made if need be, private; it must be short, because sockets are in it too."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
         self._log = log
         self._events = Events()
@@ -121,8 +120,11 @@ class DetachedPlacement:
         for process in self._processes.values():
             self._unwatch(process)
         self._processes.clear()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()  # where nothing is in it
 
     def _start(self, spec: ReplicaSpec) -> _Process:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         record = Record(spec.replica_id, spec.epoch, spec.address, 0, 0.0, os.getpid(), spec.model_digest)
         log = os.open(self._log_path(record), os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
