@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from toque.gateway.deployment import Deployment
+from toque.gateway.http.fields import nested
 from toque.gateway.http.reference import OPERATIONS
 from toque.routing.fake import Script
 from toque.types import EngineRequest
@@ -43,6 +44,8 @@ def test_every_path_is_described_and_every_body_has_an_example() -> None:
             assert section, operation.pattern
             assert "```python" in section[0]
             assert operation.body.__name__ in section[0]
+            for kind in nested(operation.body):
+                assert f"\n`{kind.__name__}`\n" in DOC, f"{kind.__name__} has no table"
 
 
 def script(request: EngineRequest) -> Script:

@@ -17,7 +17,9 @@ from schemathesis.checks import CHECKS, load_all_checks
 from toque.errors import ModelNotFoundError, QueueFullError, ReplicaDiedError, UnavailableError
 from toque.fleet.admin import FleetAdmin
 from toque.fleet.store import MemoryFleetStore, Revision
-from toque.gateway.http import answers
+from toque.gateway.http import answers, embedding_types
+from toque.gateway.http.fields import nested
+from toque.gateway.http.openapi import document
 from toque.gateway.http.operations import Operation
 from toque.gateway.http.reference import OPERATIONS
 from toque.registry.reader import RegistryReader
@@ -76,6 +78,24 @@ async def test_the_document_names_every_route(parrot: World) -> None:
         assert name in found["components"]["schemas"]
 
 
+class Document(msgspec.Struct):
+    """Named like a type of the API."""
+
+    pages: int
+
+
+def test_two_types_of_one_name_are_told_apart() -> None:
+    async def handler(exchange: Any, gateway: Any) -> None: ...
+
+    ours = Operation("GET", "/a", handler, "", answer=Document)
+    theirs = Operation("GET", "/b", handler, "", answer=embedding_types.Document)
+    found = document([ours, theirs])
+    for path, field in (("/a", "pages"), ("/b", "text")):
+        schema = found["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        name = schema["$ref"].removeprefix("#/components/schemas/")
+        assert list(found["components"]["schemas"][name]["properties"]) == [field]
+
+
 async def test_the_page_holds_everything_itself(parrot: World) -> None:
     answer = await parrot.client.get("/docs")
     assert answer.headers["content-type"].startswith("text/html")
@@ -83,6 +103,9 @@ async def test_the_page_holds_everything_itself(parrot: World) -> None:
     assert not re.findall(r"<script|(?:src|href)=['\"]?https?:", answer.text)
     for operation in OPERATIONS:
         assert operation.pattern in answer.text
+        for kind in () if operation.body is None else nested(operation.body):
+            assert f"<h2 id={kind.__name__}>" in answer.text
+            assert f"<a href='#{kind.__name__}'>" in answer.text
     assert "models here continue text, they do not fill in" in answer.text
 
 

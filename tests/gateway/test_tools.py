@@ -144,6 +144,15 @@ async def test_a_cut_call_is_never_reported_as_finished(limit: int) -> None:
             assert not choice["message"].get("tool_calls")
 
 
+@pytest.mark.parametrize("limit", range(1, len((CALL + NOW).encode()), 5))
+async def test_pieces_of_tags_are_no_content_where_only_calls_are_allowed(limit: int) -> None:
+    script = Script([*f"{CALL}\n{NOW}".encode(), EOS])
+    async with served(Plan(script=script, template=HERMES)) as w:
+        for choice in await both(w, tool_choice="required", max_tokens=limit):
+            assert not choice["message"].get("content")
+            assert choice["finish_reason"] == "length"
+
+
 async def test_tools_none_means_that_nothing_is_read_as_a_call() -> None:
     template = LineTemplate(text="{{ tools }} <tool_call>")
     async with served(plan(CALL, template)) as w:
@@ -193,6 +202,10 @@ async def test_auto_is_free_unless_a_tool_is_strict() -> None:
         spec = GrammarSpec.decode(str(w.engine.requests[-1].grammar))
         assert spec.value["free"]
         assert [tool["parameters"] for tool in spec.value["tools"]] == [WEATHER["function"]["parameters"], {}]
+        await w.chat(tools=[TIME], tool_choice="required")
+        (tool,) = GrammarSpec.decode(str(w.engine.requests[-1].grammar)).value["tools"]
+        assert tool["parameters"]["properties"] == {}, "a function without parameters takes nothing"
+        assert tool["parameters"]["additionalProperties"] is False
         await w.chat(tools=TOOLS, response_format={"type": "json_object"})
         assert GrammarSpec.decode(str(w.engine.requests[-1].grammar)).value["otherwise"] == {"type": "object"}
 
@@ -214,6 +227,8 @@ async def test_strict_calls_in_python_are_refused_rather_than_not_enforced() -> 
         ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}),
         ("tools[0].type", {"tools": [{"type": "custom", "function": {"name": "f"}}]}),
+        ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        ("tools[0].function", {"tools": [{"type": "function"}]}),
         ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "f g"}}]}),
         ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": ""}}]}),
         ("tools", {"tools": [TIME] * 2}),
@@ -323,7 +338,12 @@ async def test_choices_are_read_apart() -> None:
 async def test_the_dialect_can_be_said() -> None:
     engine, deployment, settings, _ = build(plan("ok"))
     assert deployment.current.dialect == "hermes"
-    parts = (deployment.current.tokenizer, deployment.current.template, deployment.current.card, settings.limits)
+    parts = (
+        deployment.current.tokenizer,
+        deployment.current.template,
+        deployment.current.card,
+        settings.limits,
+    )
     assert Face("m", engine, *parts, "llama3").dialect == "llama3"
     with pytest.raises(ConfigError, match="tool_parser must be one of hermes"):
         Face("m", engine, *parts, "esperanto")

@@ -208,6 +208,7 @@ class Generation:
             parallel=tools.parallel,
             hold=0 if self.prepared.enforced else HOLD,
             schemas=tools.schemas,
+            only_calls=tools.forced,
         )
         return AnswerReader(reasoning, tool_parser(dialect, options))
 

@@ -163,7 +163,7 @@ class Text(Struct):
     prompt: str
 
 
-class Status(Struct):
+class ServingStatus(Struct):
     status: str
 
 

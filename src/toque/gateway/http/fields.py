@@ -73,6 +73,23 @@ def declared(body: type[Struct]) -> tuple[FieldHandling, ...]:
     return tuple(fields)
 
 
+def nested(body: type[Struct]) -> tuple[type[Struct], ...]:
+    """The types inside a body, at any depth, in the order in which its fields name them."""
+    found: dict[type[Struct], None] = {}
+
+    def look(hint: Any) -> None:
+        if isinstance(hint, type) and issubclass(hint, Struct) and hint not in found:
+            found[hint] = None
+            for inner in declared(hint):
+                look(inner.type)
+        for part in get_args(hint):
+            look(part)
+
+    for outer in declared(body):
+        look(outer.type)
+    return tuple(found)
+
+
 def type_name(hint: Any) -> str:
     """A field's type for people: ``float | None`` is a number."""
     options = [option for option in get_args(hint) if option is not type(None)]

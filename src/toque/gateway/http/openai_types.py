@@ -79,13 +79,16 @@ class StructuredOutputs(Struct):
 class FunctionDefinition(Struct):
     name: Annotated[str, honoured("1 to 64 letters, digits, `_`, `-` and `.`.")]
     description: Annotated[str | None, honoured("Given to the chat template.")] = None
-    parameters: Annotated[dict[str, Any] | None, honoured("A JSON schema of type object.")] = None
+    parameters: Annotated[
+        dict[str, Any] | None,
+        honoured("A JSON schema of type object. Without it: a function that takes nothing."),
+    ] = None
     strict: Annotated[bool | None, honoured("Arguments must match the schema, by grammar.")] = None
 
 
 class Tool(Struct):
     type: Annotated[str, honoured("`function`.")]
-    function: Annotated[FunctionDefinition, honoured()]
+    function: Annotated[FunctionDefinition | None, honoured("Required.")] = None
 
 
 class NamedFunction(Struct):

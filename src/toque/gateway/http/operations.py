@@ -132,13 +132,15 @@ OPERATIONS: tuple[Operation, ...] = (
         body=openai_types.DetokenizeBody,
         statuses=_WITH_BODY,
     ),
-    Operation("GET", "/live", ops.live, "The process answers.", answer=answers.Status, needs_key=False),
+    Operation(
+        "GET", "/live", ops.live, "The process answers.", answer=answers.ServingStatus, needs_key=False
+    ),
     Operation(
         "GET",
         "/ready",
         ops.ready,
         "New requests may come here (200), or not (503).",
-        answer=answers.Status,
+        answer=answers.ServingStatus,
         statuses=(503,),
         needs_key=False,
     ),

@@ -15,7 +15,7 @@ from toque.gateway.http.admin_fleet import OPERATIONS as FLEET
 from toque.gateway.http.admin_models import OPERATIONS as MODELS
 from toque.gateway.http.admin_usage import OPERATIONS as ADMIN
 from toque.gateway.http.exchange import Exchange
-from toque.gateway.http.fields import declared, type_name
+from toque.gateway.http.fields import declared, nested, type_name
 from toque.gateway.http.openapi import document
 from toque.gateway.http.operations import OPERATIONS as ANSWERING
 from toque.gateway.http.operations import Operation
@@ -26,10 +26,11 @@ _HTML = [
 ]
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
-code{font:13px ui-monospace,monospace}h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}
+code{font:13px ui-monospace,monospace}h2 code{font-size:17px}
+h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;vertical-align:top;padding:.2rem .6rem .2rem 0}
 tr{border-bottom:1px solid #eee}.refused{color:#a22}.ignored{color:#777}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}tr{border-color:#333}.refused{color:#f88}}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}a{color:#8bf}tr{border-color:#333}.refused{color:#f88}}
 """
 
 
@@ -68,6 +69,8 @@ def _page() -> bytes:
         "Fields that are not named here are ignored.</p>",
     ]
     parts += [_section(operation) for operation in OPERATIONS]
+    bodies = [operation.body for operation in OPERATIONS if operation.body is not None]
+    parts += [_type(kind) for kind in dict.fromkeys(kind for body in bodies for kind in nested(body))]
     return "".join(parts).encode()
 
 
@@ -78,17 +81,29 @@ def _section(operation: Operation) -> str:
         f"<p>{html.escape(operation.summary)}{key}</p>",
     ]
     if operation.body is not None:
-        parts.append("<table><tr><th>Field<th>Type<th>Handling<th></tr>")
-        for field in declared(operation.body):
-            parts.append(
-                f"<tr><td><code>{field.name}</code><td>{html.escape(type_name(field.type))}"
-                f"<td class={field.handling}>{field.handling}<td>{_prose(field.text)}</tr>"
-            )
-        parts.append("</table>")
+        parts.append(_fields(operation.body))
     if operation.document is not None:
         names = ", ".join(f"<code>{name}</code>" for name in operation.document.__struct_fields__)
         parts.append(f"<p>Fields, and no others: {names or 'none, an empty object'}.</p>")
     return "".join(parts)
+
+
+def _type(kind: type[msgspec.Struct]) -> str:
+    """A type that fields of bodies have."""
+    return f"<h2 id={kind.__name__}><code>{kind.__name__}</code></h2>{_fields(kind)}"
+
+
+def _fields(kind: type[msgspec.Struct]) -> str:
+    parts = ["<table><tr><th>Field<th>Type<th>Handling<th></tr>"]
+    names = {inner.__name__ for inner in nested(kind)}
+    for field in declared(kind):
+        words = html.escape(type_name(field.type)).split()
+        shown = " ".join(f"<a href='#{word}'>{word}</a>" if word in names else word for word in words)
+        parts.append(
+            f"<tr><td><code>{field.name}</code><td>{shown}"
+            f"<td class={field.handling}>{field.handling}<td>{_prose(field.text)}</tr>"
+        )
+    return "".join([*parts, "</table>"])
 
 
 def _prose(text: str) -> str:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from toque.errors import RequestError
-from toque.gateway.http.openai_types import ChatCompletionBody, NamedToolChoice, SamplingFields, Tool
+from toque.gateway.http.openai_types import (
+    ChatCompletionBody,
+    FunctionDefinition,
+    NamedToolChoice,
+    SamplingFields,
+    Tool,
+)
 from toque.gateway.requests import ToolUse
 from toque.text.grammar import structured
 from toque.text.grammar.schema import checked_schema
 from toque.text.grammar.spec import MAX_TOOLS, GrammarKind, GrammarSpec, ToolSpec
 
 _NAME = 64  # characters of a function's name
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def grammar_of(body: SamplingFields) -> GrammarSpec | None:
@@ -65,7 +72,8 @@ def tool_use(body: ChatCompletionBody, grammar: GrammarSpec | None) -> ToolUse |
     choice = body.tool_choice
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools takes at most {MAX_TOOLS}, got {len(tools)}", param="tools")
-    names = [_name(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    names = [function.name for function in functions]
     if len(set(names)) < len(names):
         raise RequestError("tools must have different names", param="tools")
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
@@ -90,28 +98,33 @@ def tool_use(body: ChatCompletionBody, grammar: GrammarSpec | None) -> ToolUse |
                 param="response_format",
             )
     specs = []
-    for i, tool in enumerate(tools):
-        if named is not None and tool.function.name != named:
+    for i, function in enumerate(functions):
+        if named is not None and function.name != named:
             continue
-        enforced = forced or tool.function.strict or False
+        enforced = forced or function.strict or False
         where = f"tools[{i}].function.parameters"
-        parameters = checked_schema(tool.function.parameters or {}, param=where) if enforced else {}
+        given = _NOTHING if function.parameters is None else function.parameters
+        parameters = checked_schema(given, param=where) if enforced else {}
         if parameters.get("type", "object") != "object":
             raise RequestError(f"{where}: type must be object", param=where)
-        specs.append(ToolSpec(tool.function.name, parameters))
+        specs.append(ToolSpec(function.name, parameters))
     return ToolUse(
-        definitions=tuple(_definition(tool) for tool in tools),
+        definitions=tuple(_definition(function) for function in functions),
         specs=tuple(specs),
         names=frozenset(names),
         forced=forced,
-        strict=any(tool.function.strict for tool in tools),
+        strict=any(function.strict for function in functions),
         parallel=body.parallel_tool_calls is not False and named is None,
     )
 
 
-def _name(tool: Tool, where: str) -> str:
+def _function(tool: Tool, where: str) -> FunctionDefinition:
     if tool.type != "function":
         raise RequestError(f"{where}.type must be function, got {tool.type[:40]!r}", param=f"{where}.type")
+    if tool.function is None:
+        raise RequestError(
+            f"{where}.function is required", param=f"{where}.function", code="missing_required_parameter"
+        )
     name = tool.function.name
     plain = name.replace("_", "").replace("-", "").replace(".", "")
     if not (plain.isascii() and plain.isalnum() and len(name) <= _NAME):
@@ -119,7 +132,7 @@ def _name(tool: Tool, where: str) -> str:
             f"{where}.function.name must have 1 to {_NAME} letters, digits, _, - and ., got {name[:40]!r}",
             param=f"{where}.function.name",
         )
-    return name
+    return tool.function
 
 
 def _named(choice: NamedToolChoice, names: list[str]) -> str:
@@ -135,10 +148,10 @@ def _named(choice: NamedToolChoice, names: list[str]) -> str:
     return choice.function.name
 
 
-def _definition(tool: Tool) -> dict[str, Any]:
+def _definition(function: FunctionDefinition) -> dict[str, Any]:
     """As chat templates know it."""
-    function: dict[str, Any] = {"name": tool.function.name}
-    if tool.function.description is not None:
-        function["description"] = tool.function.description
-    function["parameters"] = tool.function.parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
+    known: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        known["description"] = function.description
+    known["parameters"] = function.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": known}

@@ -40,9 +40,9 @@ class ToolParser(Protocol):
     """Text in, content and calls out.
 
     Guarantees: however the text is cut into pieces, the fold of the deltas is the same; no character is lost (the
-    tags and the JSON around a well-formed call excepted, and blanks before or after it); a call that is malformed
-    before its arguments are shown is content; one that is cut or broken later keeps what came of its arguments, and is
-    not counted in ``completed``. Nothing raises.
+    tags and the JSON around a well-formed call excepted, blanks before or after it, and all that is no call where only
+    calls are allowed); a call that is malformed before its arguments are shown is content; one that is cut or broken
+    later keeps what came of its arguments, and is not counted in ``completed``. Nothing raises.
     """
 
     completed: int  # calls that are whole
@@ -59,13 +59,15 @@ class ToolParser(Protocol):
 class ParserOptions:
     """``names``: the functions that were offered; an empty set means any. ``hold``: see `HOLD`; 0 where a grammar
     makes sure that calls are well-formed. ``parallel`` False ends the answer after its first call. ``schemas``: of the
-    functions' parameters, by name; only dialects that write values as bare text need them."""
+    functions' parameters, by name; only dialects that write values as bare text need them. ``only_calls`` where a
+    grammar allows nothing but calls: the rest is then a piece of a tag, or of a call that was cut, and not shown."""
 
     names: Collection[str] = ()
     parallel: bool = True
     hold: int = HOLD
     new_id: Callable[[], str] | None = None
     schemas: Mapping[str, Any] = field(default_factory=dict)
+    only_calls: bool = False
 
 
 def call_id() -> str:
@@ -126,7 +128,7 @@ class Parser(ABC):
         self._show(shown)
 
     def _show(self, text: str) -> None:
-        if not text:
+        if not text or self.options.only_calls:
             return
         last = self._out[-1] if self._out else None
         if isinstance(last, TextDelta):
