@@ -11,17 +11,16 @@ import argparse
 import heapq
 import os
 import statistics
-import sys
 from pathlib import Path
 
 import numpy as np
 
-from compare import ROOT, Worker, peer_python
 from toque.backends import load_backend
 from toque.backends.base import BLOCK_SIZE, BackendOptions, StepBatch
 from toque.formats import load_checkpoint
 from toque.models import build_graph
 from toque.text.tokenizer import load_tokenizer
+from workers import ENGINES, ROOT, Worker
 
 
 def reference_logits(path: Path, tokens: list[int]) -> np.ndarray:
@@ -78,13 +77,10 @@ def main() -> None:
         : options.positions
     ]
     reference = reference_logits(path, tokens)
-    arguments = [str(path), str(len(os.sched_getaffinity(0))), "2048", "1"]
+    threads = len(os.sched_getaffinity(0))
     print(f"{path.name}, {len(tokens)} positions; against the float reference:")
-    for name, python, script in (
-        ("toque", sys.executable, "toque_worker.py"),
-        ("llama.cpp", peer_python(), "llama_cpp_worker.py"),
-    ):
-        worker = Worker(name, python, script, arguments)
+    for name in ("toque", "llama.cpp"):
+        worker = Worker(ENGINES[name], path, threads, 2048, 1)
         file = Path(worker.ask({"op": "logits", "tokens": tokens})["path"])
         logits = np.load(file)[:, : reference.shape[1]]
         file.unlink()

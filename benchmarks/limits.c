@@ -49,3 +49,24 @@ int int8_rounds(int64_t rounds, int* sink) {
   return 32 * CHAINS;
 }
 #endif
+
+// Pairs of bfloat16 into float32, where the machine has an instruction for that; returns 0 where it has none.
+#if defined(__AVX512BF16__)
+int bf16_rounds(int64_t rounds, int* sink) {
+  __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f80);
+  __m512 acc[CHAINS];
+  for (int j = 0; j < CHAINS; ++j) acc[j] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < rounds; ++i) {
+    for (int j = 0; j < CHAINS; ++j) acc[j] = _mm512_dpbf16_ps(acc[j], a, a);
+  }
+  for (int j = 1; j < CHAINS; ++j) acc[0] = _mm512_add_ps(acc[0], acc[j]);
+  *sink = (int)_mm512_reduce_add_ps(acc[0]);
+  return 32 * CHAINS;
+}
+#else
+int bf16_rounds(int64_t rounds, int* sink) {
+  (void)rounds;
+  (void)sink;
+  return 0;
+}
+#endif

@@ -1,4 +1,4 @@
-"""The machine's own limits: DRAM read bandwidth and int8 multiply-adds, on one thread and on all.
+"""The machine's own limits: DRAM read bandwidth, int8 and (where it has them) bfloat16 multiply-adds.
 
     python benchmarks/limits.py [--threads 1 2] [--repeats 7]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ BUFFER = 256 << 20  # bytes read per pass by all threads together: more than any
 ROUNDS = 4_000_000
 
 
+@functools.cache
 def library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "limits.so"
@@ -32,8 +34,16 @@ def library() -> ctypes.CDLL:
         )
         loaded = ctypes.CDLL(str(out))
     loaded.read_memory.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    loaded.int8_rounds.argtypes = (ctypes.c_int64, ctypes.c_void_p)
+    for rounds in (loaded.int8_rounds, loaded.bf16_rounds):
+        rounds.argtypes = (ctypes.c_int64, ctypes.c_void_p)
     return loaded
+
+
+@functools.cache
+def memory() -> ctypes.Array[ctypes.c_char]:
+    buffer = (ctypes.c_char * (BUFFER + 8192))()
+    ctypes.memset(buffer, 1, BUFFER)
+    return buffer
 
 
 def best_seconds(work: Callable[[int], object], threads: int, repeats: int) -> float:
@@ -58,17 +68,20 @@ def best_seconds(work: Callable[[int], object], threads: int, repeats: int) -> f
 
 
 def measure(threads: int, repeats: int) -> dict[str, float]:
+    """Bytes and multiply-adds a second; ``bf16_gmac_s`` is 0 where the machine has no instruction for it."""
     native = library()
-    buffer = (ctypes.c_char * (BUFFER + 8192))()
-    ctypes.memset(buffer, 1, BUFFER)
     part = BUFFER // threads // 512 * 512
-    base = ctypes.addressof(buffer)
+    base = ctypes.addressof(memory())
     seconds = best_seconds(lambda i: native.read_memory(base + i * part, part), threads, repeats)
-    bandwidth = part * threads / seconds / 1e9
+    found = {"dram_gb_s": part * threads / seconds / 1e9}
     sinks = [ctypes.c_int() for _ in range(threads)]
-    per_round = native.int8_rounds(1, ctypes.byref(sinks[0]))
-    seconds = best_seconds(lambda i: native.int8_rounds(ROUNDS, ctypes.byref(sinks[i])), threads, repeats)
-    return {"dram_gb_s": bandwidth, "int8_gmac_s": per_round * ROUNDS * threads / seconds / 1e9}
+    for name, rounds in (("int8_gmac_s", native.int8_rounds), ("bf16_gmac_s", native.bf16_rounds)):
+        per_round = rounds(1, ctypes.byref(sinks[0]))
+        found[name] = 0.0
+        if per_round:
+            seconds = best_seconds(lambda i, f=rounds: f(ROUNDS, ctypes.byref(sinks[i])), threads, repeats)
+            found[name] = per_round * ROUNDS * threads / seconds / 1e9
+    return found
 
 
 def main() -> None:
@@ -82,8 +95,10 @@ def main() -> None:
         print(json.dumps(figures))
         return
     for threads, limit in figures.items():
+        bf16 = f"{limit['bf16_gmac_s']:.0f} GMAC/s" if limit["bf16_gmac_s"] else "no instruction"
         print(
-            f"{threads} threads: DRAM read {limit['dram_gb_s']:.1f} GB/s, int8 {limit['int8_gmac_s']:.0f} GMAC/s"
+            f"{threads} threads: DRAM read {limit['dram_gb_s']:.1f} GB/s, int8 {limit['int8_gmac_s']:.0f} GMAC/s, "
+            f"bf16 {bf16}"
         )
 
 

@@ -1,25 +1,14 @@
-"""llama.cpp as a benchmark worker: one JSON command a line on stdin, one JSON answer a line on stdout.
-
-Runs in an environment of its own that has `llama-cpp-python`; imports nothing of Toque. Commands:
-
-    {"op": "prefill", "tokens": 512}                       → {"seconds": …}
-    {"op": "decode", "batch": 16, "context": 128, "steps": 32}   → {"seconds": …} for batch x steps tokens
-    {"op": "logits", "tokens": [...]}                      → {"path": …} float32 [n, vocab] in a .npy file
-    {"op": "generate", "tokens": [...], "n": 64}           → {"tokens": [...]} greedy
-    {"op": "memory"}                                       → {"rss": bytes}
-"""
+"""llama.cpp as a benchmark worker (see `protocol`), through the C API of `llama-cpp-python`."""
 
 from __future__ import annotations
 
 import ctypes
-import json
-import sys
 import tempfile
 import time
-from pathlib import Path
 
 import llama_cpp
 import numpy as np
+from protocol import ids, serve
 
 
 class Peer:
@@ -31,6 +20,8 @@ class Peer:
         self.model = llama_cpp.llama_model_load_from_file(
             path.encode(), llama_cpp.llama_model_default_params()
         )
+        if not self.model:
+            raise ValueError(f"llama.cpp cannot load {path}")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = context
         params.n_batch = 2048
@@ -47,7 +38,7 @@ class Peer:
         self.held = (0, 0)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
 
-    def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
+    def run(self, rows: list[tuple[int, int, int, bool]]) -> None:
         """Run one batch of (token, position, sequence, wants logits)."""
         batch = self.batch
         batch.n_tokens = len(rows)
@@ -61,23 +52,26 @@ class Peer:
 
     def prefill(self, tokens: int) -> float:
         self.clear()
-        ids = [(i * 7919) % 40000 + 100 for i in range(tokens)]
+        prompt = ids(tokens, self.vocab)
         start = time.perf_counter()
         for first in range(0, tokens, 2048):
-            chunk = ids[first : first + 2048]
-            self.decode([(t, first + i, 0, first + i == tokens - 1) for i, t in enumerate(chunk)])
+            chunk = prompt[first : first + 2048]
+            self.run([(t, first + i, 0, first + i == tokens - 1) for i, t in enumerate(chunk)])
         llama_cpp.llama_get_logits_ith(self.context, -1)
         return time.perf_counter() - start
 
-    def decode_steps(self, batch: int, context: int, steps: int) -> float:
+    def decode(self, batch: int, context: int, steps: int) -> float:
         if self.held != (batch, context):
             self.clear()
             for s in range(batch):
-                self.decode([((i * 7919 + s) % 40000 + 100, i, s, i == context - 1) for i in range(context)])
+                prompt = ids(context, self.vocab, s)
+                for first in range(0, context, 2048):
+                    part = prompt[first : first + 2048]
+                    self.run([(t, first + i, s, first + i == context - 1) for i, t in enumerate(part)])
             self.held = (batch, context)
         start = time.perf_counter()
         for step in range(steps):
-            self.decode([((step * 31 + s) % 40000 + 100, context + step, s, True) for s in range(batch)])
+            self.run([(t, context + step, s, True) for s, t in enumerate(ids(batch, self.vocab, step))])
             for s in range(batch):
                 row = llama_cpp.llama_get_logits_ith(self.context, s)
                 np.argmax(np.ctypeslib.as_array(row, (self.vocab,)))
@@ -88,7 +82,7 @@ class Peer:
 
     def logits(self, tokens: list[int]) -> str:
         self.clear()
-        self.decode([(t, i, 0, True) for i, t in enumerate(tokens)])
+        self.run([(t, i, 0, True) for i, t in enumerate(tokens)])
         out = np.stack(
             [
                 np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.context, i), (self.vocab,)).copy()
@@ -104,34 +98,12 @@ class Peer:
         out: list[int] = []
         rows = [(t, i, 0, i == len(tokens) - 1) for i, t in enumerate(tokens)]
         while len(out) < n:
-            self.decode(rows)
+            self.run(rows)
             row = llama_cpp.llama_get_logits_ith(self.context, -1)
             out.append(int(np.argmax(np.ctypeslib.as_array(row, (self.vocab,)))))
             rows = [(out[-1], len(tokens) + len(out) - 1, 0, True)]
         return out
 
 
-def main() -> None:
-    path, threads, context, sequences = sys.argv[1], *map(int, sys.argv[2:5])
-    started = time.perf_counter()
-    peer = Peer(path, threads, context, sequences)
-    print(json.dumps({"ready": time.perf_counter() - started, "version": llama_cpp.__version__}), flush=True)
-    for line in sys.stdin:
-        command = json.loads(line)
-        op = command.pop("op")
-        if op == "prefill":
-            answer: dict[str, object] = {"seconds": peer.prefill(**command)}
-        elif op == "decode":
-            answer = {"seconds": peer.decode_steps(**command)}
-        elif op == "logits":
-            answer = {"path": peer.logits(**command)}
-        elif op == "generate":
-            answer = {"tokens": peer.generate(**command)}
-        else:
-            status = Path("/proc/self/status").read_text().splitlines()
-            answer = {"rss": 1024 * next(int(x.split()[1]) for x in status if x.startswith("VmRSS"))}
-        print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Peer, llama_cpp.__version__)

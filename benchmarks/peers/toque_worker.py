@@ -1,19 +1,20 @@
-"""Toque as a benchmark worker: the same commands and answers as `llama_cpp_worker.py`, on the executable itself."""
+"""Toque as a benchmark worker (see `protocol`), on the executable itself: no scheduler, no server."""
 
 from __future__ import annotations
 
-import json
-import sys
+import os
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from protocol import ids, serve
 
 import toque
 from toque.backends import load_backend
 from toque.backends.base import BLOCK_SIZE, BackendOptions, StepBatch
 from toque.formats import load_checkpoint
+from toque.formats.quantize import quantize_checkpoint
 from toque.graph.fuse import fuse
 from toque.models import build_graph
 from toque.types import SamplingParams
@@ -28,8 +29,11 @@ def ints(values: object) -> np.ndarray:
 class Peer:
     def __init__(self, path: str, threads: int, context: int, sequences: int) -> None:
         checkpoint = load_checkpoint(Path(path))
+        if scheme := os.environ.get("TOQUE_WORKER_QUANTIZE"):
+            checkpoint = quantize_checkpoint(checkpoint, scheme)
         graph = fuse(build_graph(checkpoint.config, checkpoint.tensors))
         options = BackendOptions(threads=threads, max_batch_tokens=CHUNK, max_sequences=max(sequences, CHUNK))
+        self.vocab = checkpoint.config.vocab_size
         self.executable = load_backend("cpu").lower(graph, checkpoint, options)
         self.held = (0, 0, 0)  # what the cache holds for decoding: sequences, tokens of each, room for steps
         self.blocks = -(-context // BLOCK_SIZE)
@@ -56,12 +60,12 @@ class Peer:
             top=ints([-1] * count),
         )
 
-    def prompt(self, ids: list[int], table: np.ndarray) -> int:
+    def prompt(self, tokens: list[int], table: np.ndarray) -> int:
         self.held = (0, 0, 0)
         out = 0
-        for first in range(0, len(ids), CHUNK):
-            chunk = ids[first : first + CHUNK]
-            last = first + len(chunk) == len(ids)
+        for first in range(0, len(tokens), CHUNK):
+            chunk = tokens[first : first + CHUNK]
+            last = first + len(chunk) == len(tokens)
             rows = ints([len(chunk) - 1] if last else [])
             result = self.executable.step(self.run([chunk], [first], table[None], rows))
             if last:
@@ -69,24 +73,24 @@ class Peer:
         return out
 
     def prefill(self, tokens: int) -> float:
-        ids = [(i * 7919) % 40000 + 100 for i in range(tokens)]
+        prompt = ids(tokens, self.vocab)
         table = ints(range(1, -(-tokens // BLOCK_SIZE) + 1))
         start = time.perf_counter()
-        self.prompt(ids, table)
+        self.prompt(prompt, table)
         return time.perf_counter() - start
 
-    def decode_steps(self, batch: int, context: int, steps: int) -> float:
+    def decode(self, batch: int, context: int, steps: int) -> float:
         per = -(-(context + steps) // BLOCK_SIZE)
         tables = ints(np.arange(batch * per).reshape(batch, per) + 1)
         if self.held != (batch, context, steps):
             for s in range(batch):
-                self.prompt([(i * 7919 + s) % 40000 + 100 for i in range(context)], tables[s])
+                self.prompt(ids(context, self.vocab, s), tables[s])
             self.held = (batch, context, steps)
         rows = ints(range(batch))
         start = time.perf_counter()
         for step in range(steps):
-            ids = [[(step * 31 + s) % 40000 + 100] for s in range(batch)]
-            self.executable.step(self.run(ids, [context + step] * batch, tables, rows))
+            tokens = [[t] for t in ids(batch, self.vocab, step)]
+            self.executable.step(self.run(tokens, [context + step] * batch, tables, rows))
         return time.perf_counter() - start
 
     def logits(self, tokens: list[int]) -> str:
@@ -111,27 +115,5 @@ class Peer:
         return out
 
 
-def main() -> None:
-    path, threads, context, sequences = sys.argv[1], *map(int, sys.argv[2:5])
-    started = time.perf_counter()
-    peer = Peer(path, threads, context, sequences)
-    print(json.dumps({"ready": time.perf_counter() - started, "version": toque.__version__}), flush=True)
-    for line in sys.stdin:
-        command = json.loads(line)
-        op = command.pop("op")
-        if op == "prefill":
-            answer: dict[str, object] = {"seconds": peer.prefill(**command)}
-        elif op == "decode":
-            answer = {"seconds": peer.decode_steps(**command)}
-        elif op == "logits":
-            answer = {"path": peer.logits(**command)}
-        elif op == "generate":
-            answer = {"tokens": peer.generate(**command)}
-        else:
-            status = Path("/proc/self/status").read_text().splitlines()
-            answer = {"rss": 1024 * next(int(x.split()[1]) for x in status if x.startswith("VmRSS"))}
-        print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Peer, toque.__version__)

@@ -81,29 +81,25 @@ def running(
             process.wait()
 
 
+def toque_command(
+    model: str, port: int, key: str, folder: str, *options: str
+) -> tuple[list[str], dict[str, str]]:
+    """`toque serve MODEL` and its environment: its ledger in ``folder``, none of this machine's keys but ``key``."""
+    command = [sys.executable, "-m", "toque", "serve", model, "--port", str(port), "--log-level", "warning", *options]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("TOQUE_API_KEY")},
+        "TOQUE_AUTH_API_KEYS": key,
+        "TOQUE_LEDGER_FOLDER": folder,
+        "TOQUE_LEDGER_URL": "",
+    }
+    return command, environment
+
+
 @contextlib.contextmanager
 def toque_server(model: str, *options: str) -> Iterator[LocalServer]:
-    """`toque serve MODEL`. It keeps out of this machine's ledger, and knows none of its keys."""
-    port, key = free_port(), secrets.token_hex(16)
-    command = [
-        sys.executable,
-        "-m",
-        "toque",
-        "serve",
-        model,
-        "--port",
-        str(port),
-        "--log-level",
-        "warning",
-        *options,
-    ]
+    """A Toque of its own, with a key of its own."""
+    port, key, name = free_port(), secrets.token_hex(16), f"the server for {model!r}"
     with tempfile.TemporaryDirectory(prefix="toque-bench-") as folder:
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TOQUE_API_KEY")},
-            "TOQUE_AUTH_API_KEYS": key,
-            "TOQUE_LEDGER_FOLDER": folder,
-            "TOQUE_LEDGER_URL": "",
-        }
-        name = f"the server for {model!r}"
+        command, environment = toque_command(model, port, key, folder, *options)
         with running(command, port, ready="/ready", key=key, environment=environment, name=name) as server:
             yield server
