@@ -90,14 +90,25 @@ def serving(
     home: Path | None = None,
 ) -> Iterator[Server]:
     """`toque serve` until it is ready; it and its replicas are gone afterwards. Its TOQUE_HOME, too, unless given."""
-    arguments = ["serve", f"{name}={model}", "--port", "0", "--backend", backend, *flags]
+    arguments = [f"{name}={model}", "--port", "0", "--backend", backend, *flags]
     arguments += ["--api-key", key] if key else []
+    with serve(*arguments, key=key, name=name, home=home) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serve(*arguments: str, key: str = "", name: str = "m", home: Path | None = None) -> Iterator[Server]:
+    """As `serving`, with whatever arguments."""
     with tempfile.TemporaryDirectory(prefix="toque-e2e-") as folder:
         log = Path(folder) / "log"
         home = home or Path(folder) / "home"
         with log.open("w") as file:
             process = subprocess.Popen(
-                [*TOQUE, *arguments], stdout=subprocess.PIPE, stderr=file, text=True, env=environment(home)
+                [*TOQUE, "serve", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env=environment(home),
             )
         try:
             assert process.stdout is not None
