@@ -12,6 +12,7 @@ import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -219,3 +220,33 @@ async def test_a_large_body_of_anything(w: World) -> None:
         answer = await w.client.post(CHAT, content=huge, headers=JSON)
         assert answer.status_code == 413
         assert time.perf_counter() - started < WITHIN_S
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "%2e%2e/x",
+        "/etc/passwd",
+        "C:\\x",
+        "file:/etc/passwd",
+        "a\u0000b",
+        "x" * 10_000,
+        ".",
+        "",
+    ],
+)
+async def test_a_models_name_is_a_name_and_no_path(parrot: World, name: str) -> None:
+    """Field case BR-064: nothing is opened for a name that is not served, and nothing said but that."""
+    for answer in (
+        await parrot.complete(model=name),
+        await parrot.client.post("/v1/embeddings", json={"model": name, "input": "x"}),
+        await parrot.client.post("/tokenize", json={"model": name, "prompt": "x"}),
+    ):
+        assert answer.status_code == 404, answer.text
+        assert answer.json()["error"]["code"] == "model_not_found"
+        assert len(answer.text) < 400
+    if name not in ("", "."):  # those are the list's own path
+        answer = await parrot.client.get("/v1/models/" + quote(name, safe=""))
+        assert answer.status_code == 404
+    assert not parrot.engine.requests
