@@ -17,6 +17,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
 
     class Store:
+        def __init__(self, registry: Any = None) -> None:
+            pass
+
         def resolve(self, reference: str, report: Any = None) -> Path:
             found.append((reference, report))
             return Path("/store/model.gguf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from click.testing import CliRunner, Result
 from formats.gguf_builder import tiny_llama
 from toque.cli import alias, catalog, gc, lineage, list_, pull, register, rm, show
 from toque.errors import ModelNotFoundError, RequestError
+from toque.fleet.spec import DeploymentSpec
+from toque.fleet.sql_store import SqlFleetStore
+from toque.fleet.store import DeploymentRow, Revision
 from toque.registry.catalog import builtin
 
 
@@ -99,6 +103,26 @@ def test_a_model_s_life(models: list[str], tmp_path: Path) -> None:
     assert ask(gc.command, "--grace", "0", "--dry-run")["local_files"] == 1
     assert "freed 1 files here" in call(gc.command, "--grace", "0").output
     assert ask(pull.command, "bot/2")["path"]
+
+
+def test_a_sweep_leaves_what_a_deployment_runs(models: list[str], home: Path) -> None:
+    version = ask(register.command, models[0], "--model", "bot")
+    row = DeploymentRow(
+        "chat",
+        DeploymentSpec("chat", "bot/1"),
+        (Revision("key", "bot/1", version["path"], version["digest"]),),
+        "key",
+    )
+
+    async def deploy() -> None:
+        store = SqlFleetStore(f"sqlite:///{home}/registry.db")
+        assert await store.put(row)
+        await store.close()
+
+    asyncio.run(deploy())
+    call(rm.command, "bot/1")
+    assert ask(gc.command, "--grace", "0")["local_files"] == 0
+    assert Path(version["path"]).exists()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,15 @@ def command(dry_run: bool, hours: float, as_json: bool) -> None:
     from toque.registry.gc import collect
     from toque.registry.store import Store
 
-    swept = collect(Store(), grace_s=hours * 3600, dry_run=dry_run)
+    store = Store()
+    in_use: set[str] = set()
+    if store.registry.exists(store.home):
+        from toque.fleet.sql_store import digests_in_use
+        from toque.registry.registry import Registry
+
+        with Registry(store) as registry:
+            in_use = digests_in_use(registry.database)
+    swept = collect(store, in_use=in_use, grace_s=hours * 3600, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps(asdict(swept), indent=2))
         return

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from toque.gateway.fleet_port import FleetPort
     from toque.gateway.gateway import Gateway
     from toque.registry.progress import Report
+    from toque.registry.settings import RegistrySettings
 
 LOAD_S = 600.0
 
@@ -62,7 +63,7 @@ def serve(
     started = time.perf_counter()
     settings = with_keys_file(settings)
     with nullcontext() if progress is None else progress() as report:
-        served = [resolve(reference, report) for reference in models or settings.models]
+        served = [resolve(reference, report, settings.registry) for reference in models or settings.models]
     check_names(served)
     import uvloop
 
@@ -92,6 +93,7 @@ class Fleet(Protocol):
 def own_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
     """The fleet of `toque serve MODEL…`: in memory, on this machine, gone with this process."""
     from toque.fleet.embedded import LocalFleet
+    from toque.fleet.resolve import resolver
     from toque.fleet.store import Revision
 
     deployments = [
@@ -102,12 +104,18 @@ def own_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
         for model in models
     ]
     # The server has drained by the time the replicas are told to stop.
-    return LocalFleet(deployments, memory_mb=settings.fleet.memory_mb, grace_s=1.0)
+    return LocalFleet(
+        deployments,
+        memory_mb=settings.fleet.memory_mb,
+        grace_s=1.0,
+        resolve=resolver(settings.registry),
+    )
 
 
 def registered_fleet(models: Sequence[ServedModel], settings: Settings, control: bool) -> Fleet:
     """The fleet of the registry's database, with what the settings and the command line deploy in it."""
     from toque.fleet.durable import DurableFleet
+    from toque.fleet.resolve import resolver
     from toque.registry.store import default_home
 
     return DurableFleet(
@@ -115,6 +123,7 @@ def registered_fleet(models: Sequence[ServedModel], settings: Settings, control:
         control=control,
         deployments=[*settings.deployments, *(spec_of(model, settings) for model in models)],
         memory_mb=settings.fleet.memory_mb,
+        resolve=resolver(settings.registry),
     )
 
 
@@ -152,9 +161,11 @@ async def _serve(
         from toque.gateway.fleet_port import FleetPort
         from toque.gateway.monitoring import set_up
         from toque.gateway.server import GatewayServer
+        from toque.registry.reader import RegistryReader
 
         gateway: Gateway = app.state.gateway
         gateway.fleet = fleet.admin
+        gateway.registry = RegistryReader(settings.registry)
         port = FleetPort(
             gateway.deployments, fleet.link, settings.limits, gateway.latencies, public_names=names
         )
@@ -214,7 +225,9 @@ def _shown(gateway: Gateway) -> list[tuple[str, bool]]:
     ]
 
 
-def resolve(reference: str, report: Report | None = None) -> ServedModel:
+def resolve(
+    reference: str, report: Report | None = None, registry: RegistrySettings | None = None
+) -> ServedModel:
     """A model as people name it: a path, or a name that the registry knows; ``name=...`` says what clients call it.
 
     Only a plain name stands before the "=": in ``pypi:package==1.0#file`` and ``/a=b/c.gguf`` there is none.
@@ -229,7 +242,7 @@ def resolve(reference: str, report: Report | None = None) -> ServedModel:
         return ServedModel(name if separator else label, path.absolute(), label=label)
     from toque.registry.store import Store
 
-    store = Store()
+    store = Store(registry=registry)
     path = store.resolve(target, report)
     record = store.show(target)
     return ServedModel(name if separator else target, path, record.digest, record.name, target)
