@@ -208,11 +208,12 @@ def test_two_machines_share_what_is_known(postgres: Server, model: Path, tmp_pat
 def test_while_the_database_does_not_answer_what_was_resolved_serves(
     postgres: Server, model: Path, tmp_path: Path
 ) -> None:
-    url = postgres.database(next(_names)) + "&connect_timeout=2"
-    store = Store(tmp_path / "home", registry=RegistrySettings(url))
-    with Registry(store) as registry:
+    url = postgres.database(next(_names))
+    patient = Store(tmp_path / "home", registry=RegistrySettings(url))
+    store = Store(tmp_path / "home", registry=RegistrySettings(f"{url}&connect_timeout=2"))
+    with Registry(patient) as registry:
         registry.register(str(model), "bot", alias="live")
-    store.resolve("bot@live")
+    patient.resolve("bot@live")
     pids = postgres.pids()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -224,5 +225,5 @@ def test_while_the_database_does_not_answer_what_was_resolved_serves(
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-    with Registry(store) as registry:
+    with Registry(patient) as registry:
         assert registry.find("bot@live").status is Status.READY

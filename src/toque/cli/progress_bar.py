@@ -7,7 +7,12 @@ from contextlib import contextmanager
 
 from toque.registry.progress import Progress, Report, silent
 
-_WORDS = {"wait": "waiting for another process", "download": "downloading", "verify": "checking", "upload": "storing"}
+_WORDS = {
+    "wait": "waiting for another process",
+    "download": "downloading",
+    "verify": "checking",
+    "upload": "storing",
+}
 
 
 @contextmanager

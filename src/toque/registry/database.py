@@ -40,7 +40,7 @@ from toque.registry.version import (
 from toque.sql import Schema, SqlDatabase
 
 SCHEMA = Schema("registry", "registry_version", Path(__file__).parent / "migrations")
-_HEAVY = ("files", "card", "signature")  # left out of lists
+_HEAVY = ("files", "card")  # left out of lists
 _LIGHT = tuple(column for column in model_version.c if column.name not in _HEAVY)  # model, version, status, …
 _STATUSES = {status.value: status for status in Status}
 

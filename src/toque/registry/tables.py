@@ -75,7 +75,6 @@ model_version = Table(
     Column("base_relation", String(32), nullable=False),  # finetune, adapter, merge, quantized, import
     Column("card", JSON, nullable=False),  # the README's front matter
     Column("tags", JSON, nullable=False),
-    Column("signature", JSON, nullable=True),  # {key_id, signature} over the digest
     Column("created_by", String(128), nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Index("model_version_digest", "digest"),

@@ -97,7 +97,6 @@ class ModelVersion(Struct, frozen=True):  # thousands are made at once: a Struct
     files: tuple[StoredFile, ...] = ()
     card: dict[str, Any] = {}
     tags: dict[str, str] = {}
-    signature: dict[str, str] | None = None
     aliases: tuple[str, ...] = ()
 
     @property

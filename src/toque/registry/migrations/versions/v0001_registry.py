@@ -43,7 +43,6 @@ def upgrade() -> None:
         _column("base_relation", sa.String(32)),
         _column("card", sa.JSON),
         _column("tags", sa.JSON),
-        sa.Column("signature", sa.JSON, nullable=True),
         _column("created_by", sa.String(128)),
         _column("created_at", sa.BigInteger),
     )
