@@ -173,6 +173,21 @@ async def test_answers_are_forgotten_by_age_and_by_size(tmp_path: Path) -> None:
     assert (tmp_path / "answers.db").stat().st_mode & 0o777 == 0o600
 
 
+async def test_old_texts_are_forgotten_while_nobody_asks_and_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "answers.db"
+    idle = AnswerStore(path)
+    idle.start()
+    idle.close()
+    assert not path.exists()  # nothing is made where nothing is kept
+    first = AnswerStore(path)
+    await first.keep("k", "a", KeptAnswer(b"d", "text/plain", "m", "", b"old text" * 100))
+    first.close()
+    second = AnswerStore(path, age_s=1e-3)
+    second.start(every_s=0.01)
+    await soon(lambda: b"old text" not in path.read_bytes())
+    second.close()
+
+
 async def test_an_answer_too_long_to_keep_is_sent_all_the_same(tmp_path: Path) -> None:
     plan = Plan(pieces=[b"y" * 400_000], flags={"idempotency.max_answer_mb": 1})
     async with keeping(tmp_path, plan) as w:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,8 @@ from toque.errors import StoreError
 
 if TYPE_CHECKING:
     import sqlite3
+
+log = logging.getLogger("toque.gateway")
 
 T = TypeVar("T")
 SWEEP_S = 60.0
@@ -64,9 +68,27 @@ class AnswerStore:
         self._max_bytes = max_bytes
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="toque-answers")
+        self._sweeper: threading.Thread | None = None
+        self._stop = threading.Event()
         self._database: sqlite3.Connection | None = None
         self._bytes = 0
         self._next_sweep = 0.0
+
+    def start(self, every_s: float = 600.0) -> None:
+        """From now on forget what is too old also while nobody asks, and what an earlier process left."""
+
+        def sweep() -> None:
+            while True:
+                if self._path.exists():
+                    try:
+                        self._thread.submit(self._do, self._sweep_now).result()
+                    except StoreError as error:
+                        log.error("%s", error)
+                if self._stop.wait(every_s):
+                    return
+
+        self._sweeper = threading.Thread(target=sweep, name="toque-answers-sweep", daemon=True)
+        self._sweeper.start()
 
     async def find(self, caller: str, name: str) -> KeptAnswer | None:
         return await self._run(lambda database: self._find(database, caller, name))
@@ -76,23 +98,27 @@ class AnswerStore:
 
     def close(self) -> None:
         """Waits for what is being written."""
+        self._stop.set()
+        if self._sweeper is not None:
+            self._sweeper.join()
         self._thread.shutdown(wait=True)
         if self._database is not None:
             self._database.close()
             self._database = None
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def reported() -> T:
-            import sqlite3  # here, because nobody's cold start should wait for it
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, work)
 
-            try:
-                if self._database is None:
-                    self._database = self._open()
-                return work(self._database)
-            except (sqlite3.Error, OSError) as error:
-                raise StoreError(f"the kept answers in {self._path} cannot be used: {error}") from error
+    def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """In the one thread that has the database."""
+        import sqlite3  # here, because nobody's cold start should wait for it
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, reported)
+        try:
+            if self._database is None:
+                self._database = self._open()
+            return work(self._database)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"the kept answers in {self._path} cannot be used: {error}") from error
 
     def _open(self) -> sqlite3.Connection:
         import sqlite3
@@ -137,8 +163,11 @@ class AnswerStore:
         )
         self._bytes += len(answer.body)
         if self._bytes > self._max_bytes:
-            self._next_sweep = 0.0
-            self._sweep(database)
+            self._sweep_now(database)
+
+    def _sweep_now(self, database: sqlite3.Connection) -> None:
+        self._next_sweep = 0.0
+        self._sweep(database)
 
     def _sweep(self, database: sqlite3.Connection) -> None:
         """Remove what is too old, and the oldest while it is too much. Other gateways of this home write here, too."""

@@ -29,6 +29,8 @@ class Monitoring:
 
         if self.ledger is not None:
             self.ledger.start()
+        if self.gateway.answers is not None:
+            self.gateway.answers.start()
         library = nvml()
         if library is not None:
             self.gateway.metrics.registry.register(DeviceCollector(library))
