@@ -351,6 +351,19 @@ def test_hostile_schemas_take_little_time(schema: Any) -> None:
     assert time.perf_counter() - started < 2.0  # about 0.1 s when the machine is calm
 
 
+@pytest.mark.parametrize("pattern", ["x{100000}{1000}", "x{5000}{5000}", "x{100}{100}{100}{100}"])
+def test_counts_of_counts_are_given_up_soon(pattern: str) -> None:
+    """Their masks are made between the steps of everybody's answers. Processor time: a busy machine adds none."""
+    began = time.thread_time()
+    try:
+        matcher = start(GrammarSpec.regex(pattern))
+        allowed(matcher)
+        matcher.accept(ord("x"))
+    except RequestError:
+        pass
+    assert time.thread_time() - began < 0.8  # about 0.1 s; without the bound, 2 s
+
+
 def test_a_grammar_is_compiled_once_and_copied_for_each_answer() -> None:
     shared = compiler()
     encoded = GrammarSpec.json_schema(AGE).encode()

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _KEPT = 64  # compiled grammars, by their text
 # Work, not seconds, is what the library can bound; on a slow machine these are about 0.2 s to compile and 10 ms a mask.
 _LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 2_000_000,
+    # Counts of counts (x{5000}{5000}) take all of it: then 0.15 s to compile, and the first mask of each answer 30 ms
+    # of the step loop. Ten times as much made that 2.6 and 0.4 s; schemas and tools at their limits take a hundredth.
+    "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 150_000,
     "step_max_items": 50_000,
     "max_items_in_row": 2_000,
