@@ -216,12 +216,22 @@ def _print(name: str, found: list[float]) -> None:
 
 
 @contextmanager
-def serving(model: str) -> Any:
+def serving(model: str, threads: int) -> Any:
     with tempfile.TemporaryDirectory() as home:
         log = Path(home) / "log"
         with log.open("w") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "toque", "serve", f"chat={model}", "--port", "0"],
+                [
+                    sys.executable,
+                    "-m",
+                    "toque",
+                    "serve",
+                    f"chat={model}",
+                    "--port",
+                    "0",
+                    "--threads",
+                    str(threads),
+                ],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -244,15 +254,17 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--second", type=Path, help="to swap to; a copy of the first, if not given")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=0, help="of each replica; 0: as many as there are")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # and end the server on the way
     with tempfile.TemporaryDirectory() as folder:
         second = given.second
         if second is None:
             second = Path(folder) / "second.gguf"
             second.write_bytes(given.model.read_bytes())
         models = [str(given.model.absolute()), str(second.absolute())]
-        with serving(models[0]) as url:
-            print(f"| {given.model.name} | median | p99 | of |\n|---|---|---|---|")
+        with serving(models[0], given.threads) as url:
+            print(f"| {given.model.name} | median | p99 | of |\n|---|---|---|---|", flush=True)
             asyncio.run(measure(url, models, given.rounds))
 
 

@@ -32,10 +32,12 @@ def main() -> int:
     with Traffic(given.url, given.key, given.deployment) as traffic:
         time.sleep(2)
         print(f"before:   {traffic.line()}")
-        policy = {"strategy": given.strategy, "steps": [0.2, 0.5], "step_s": 2, "min_requests": 3}
+        policy = {"strategy": given.strategy, "steps": [0.25, 0.5], "step_s": 5, "min_requests": 20}
         _call(given, f"rollouts/{given.deployment}", {"model": model, "policy": policy})
         ended = _follow(given)
-        print(f"to {ended['new']}: {ended['phase']}; {traffic.line()}")
+        print(
+            f"to {ended['new']}: {ended['phase']}{ended['reason'] and ' (' + ended['reason'] + ')'}; {traffic.line()}"
+        )
         if not given.keep and ended["phase"] == "done":
             _call(given, f"rollouts/{given.deployment}/undo", {})
             back = _follow(given)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -299,3 +301,18 @@ def configured(file: Path, home: Path) -> Iterator[Server]:
             for view in admin(server, "deployments")["data"]:
                 admin(server, f"deployments/{view['name']}/stop", {})
             server.until(lambda: not admin(server, "replicas")["data"], 60)
+
+
+def test_the_example_rolls_a_version_out_and_back_under_load(server: Server, second: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "examples" / "rollout_under_load.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "chat", str(second), "--url", server.url, "--strategy", "surge"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "to two: done" in done.stdout
+    assert "back to one: done" in done.stdout
+    assert ", 0 failed" in done.stdout.splitlines()[-1]
