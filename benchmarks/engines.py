@@ -14,6 +14,7 @@ from synthetic import model_path
 from toque import _native
 from toque.engine.options import EngineOptions
 from toque.engine.plan import plan_memory
+from toque.errors import ToqueError
 from toque.formats import load_checkpoint
 from toque.formats.quantize import quantize_checkpoint
 from workers import CannotRun, Engine, Worker
@@ -32,11 +33,21 @@ class Cost:
     kv_bytes: int
 
 
-def compare(models: ModelRows, engines: Sequence[Engine], rounds: int, threads: int) -> dict[str, Any]:
-    """All rows of one model: figures of every engine, ratios, shares of the limits, verdicts."""
+def compare(
+    models: ModelRows, engines: Sequence[Engine], rounds: int, threads: int, machine: dict[str, float]
+) -> dict[str, Any]:
+    """All rows of one model: figures of every engine, ratios, shares of the limits, verdicts.
+
+    ``machine`` has the highest limits measured so far and gets those that are seen here: what others on the machine
+    took from a limit for a moment does not make it lower.
+    """
     path = model_path(models)
     kind = "folder" if path.is_dir() else "gguf"
-    price = cost(path, models.quantize)
+    try:
+        price = cost(path, models.quantize)
+    except ToqueError as error:
+        cannot = {"toque": error.message}
+        return {"title": models.title, "note": models.note, "versions": {}, "cannot_run": cannot, "rows": []}
     wanted = [e for e in engines if not models.engines or e.name in models.engines]
     wanted = [e for e in wanted if kind in e.formats]
     context = max(_room(row) for row in models.rows) + 64
@@ -47,7 +58,7 @@ def compare(models: ModelRows, engines: Sequence[Engine], rounds: int, threads: 
         except CannotRun as error:
             missing[engine.name] = str(error)
     memory = {w.name: w.ask({"op": "memory"})["rss"] / 1e6 for w in workers}
-    rows = [_row(row, workers, rounds, threads, price) for row in models.rows]
+    rows = [_row(row, workers, rounds, price, machine, threads) for row in models.rows]
     versions = {w.name: w.hello["version"] for w in workers}
     for worker in workers:
         worker.close()
@@ -59,8 +70,8 @@ def compare(models: ModelRows, engines: Sequence[Engine], rounds: int, threads: 
 
 def _room(row: Row) -> int:
     c = row.command
-    if c["op"] == "prefill":
-        return int(c["tokens"])
+    if c["op"] != "decode":
+        return int(c.get("tokens", 0))
     return int(c["batch"] * -(-(c["context"] + c["steps"]) // 32) * 32)
 
 
@@ -73,9 +84,10 @@ def cost(path: Path, quantize: str = "") -> Cost:
     return Cost(plan.read_per_token, plan.multiplications, output, plan.kv_per_token)
 
 
-def _row(row: Row, workers: list[Worker], rounds: int, threads: int, price: Cost) -> dict[str, Any]:
+def _row(
+    row: Row, workers: list[Worker], rounds: int, price: Cost, machine: dict[str, float], threads: int
+) -> dict[str, Any]:
     speeds: dict[str, list[float]] = {w.name: [] for w in workers}
-    bounds: list[dict[str, float]] = []
     failed: dict[str, str] = {}
     for worker in workers:
         try:
@@ -84,7 +96,7 @@ def _row(row: Row, workers: list[Worker], rounds: int, threads: int, price: Cost
             failed[worker.name] = str(error)
     able = [w for w in workers if w.name not in failed]
     for turn in range(rounds):
-        bounds.append(limits.measure(threads, 3))
+        machine |= {k: max(machine.get(k, 0.0), v) for k, v in limits.measure(threads, 3).items()}
         for worker in able if turn % 2 == 0 else able[::-1]:
             speeds[worker.name].append(row.tokens / worker.ask(dict(row.command))["seconds"])
     figures = {name: statistics.median(values) for name, values in speeds.items() if values}
@@ -98,7 +110,7 @@ def _row(row: Row, workers: list[Worker], rounds: int, threads: int, price: Cost
         "name": row.name, "unit": "tok/s", "figures": figures, "ratios": ratios, "all": speeds, "failed": failed,
     }  # fmt: skip
     if speeds.get("toque"):
-        result |= share(row, price, speeds["toque"], bounds)
+        result |= share(row, price, figures["toque"], machine)
         result["verdict"] = verdict(
             figures["toque"], row.floor, "tok/s", ratio=ratios.get("llama.cpp"), bound=result["bound"],
             limit=result["limit"], share=result["share"],
@@ -107,7 +119,7 @@ def _row(row: Row, workers: list[Worker], rounds: int, threads: int, price: Cost
     return result
 
 
-def share(row: Row, price: Cost, speeds: list[float], bounds: list[dict[str, float]]) -> dict[str, Any]:
+def share(row: Row, price: Cost, speed: float, machine: dict[str, float]) -> dict[str, Any]:
     """What the machine allows and which part of it was reached: the lower of two limits.
 
     A step reads its weights once and every sequence's KV cache; a token costs a multiply-add per weight. Attention's
@@ -117,21 +129,19 @@ def share(row: Row, price: Cost, speeds: list[float], bounds: list[dict[str, flo
     if c["op"] == "decode":
         per_token = price.weight_bytes / c["batch"] + c["context"] * price.kv_bytes
         products = float(price.products)
+    elif c["op"] == "embed":  # no output matrix
+        per_token = price.weight_bytes / row.tokens
+        products = float(price.products)
     else:
         per_token = price.weight_bytes / min(c["tokens"], _CHUNK)
         products = price.products - price.output_products * (1 - 1 / c["tokens"])
-    shares, allowed, names = [], [], []
-    for speed, bound in zip(speeds, bounds, strict=True):
-        by_memory = bound["dram_gb_s"] * 1e9 / per_token
-        by_products = bound["int8_gmac_s"] * 1e9 / products
-        limit = min(by_memory, by_products)
-        shares.append(speed / limit)
-        allowed.append(limit)
-        names.append("DRAM read" if by_memory < by_products else "int8 peak")
+    by_memory = machine["dram_gb_s"] * 1e9 / per_token
+    by_products = machine["int8_gmac_s"] * 1e9 / products
+    bound = min(by_memory, by_products)
     return {
-        "share": statistics.median(shares),
-        "bound": statistics.median(allowed),
-        "limit": statistics.mode(names),
+        "share": speed / bound,
+        "bound": bound,
+        "limit": "DRAM read" if by_memory < by_products else "int8 peak",
         "bytes_read_per_token": round(per_token),
         "multiply_adds_per_token": round(products),
     }
@@ -162,10 +172,10 @@ def verdict(
     if bound is None:
         return missing
     if floor.at_least is None:
-        allows = f"the {limit} alone takes {bound:,.3g} {unit}"
+        allows = f"the {limit} alone takes {_round(bound)} {unit}"
         return f"{missing}; {allows}"
     if bound < floor.at_least:
-        return f"{missing}: this machine's {limit} allows {bound:,.3g} {unit} at most"
+        return f"{missing}: this machine's {limit} allows {_round(bound)} {unit} at most"
     if share is None:
         return f"{missing}: {value / bound:.0%} of what the {limit} allows"
     aim = DECODE_SHARE if limit == "DRAM read" else PREFILL_SHARE
@@ -173,6 +183,10 @@ def verdict(
     if share >= aim:
         return f"{missing}: at {of}, which is the share aimed at ({aim:.0%})"
     return f"{missing}: only {of}"
+
+
+def _round(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def only(rows: ModelRows, word: str) -> ModelRows:

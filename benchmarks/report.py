@@ -10,10 +10,10 @@ from typing import Any
 from toque.bench.svg import bar_chart, standalone
 
 _INTRO = """Medians of {rounds} interleaved rounds: in each, the machine's limits are measured, then every engine
-once, in turns. A ratio is the median of the rounds' ratios. *Of the limit*: the share of what this machine allows at
-most for Toque's row, the lower of two limits: its DRAM bandwidth over the bytes that a token reads (weights, and the
-KV cache while decoding), its int8 peak over the multiply-adds of a token. Floors are those of a machine of two cores
-with AVX512-VNNI."""
+once, in turns. A ratio is the median of the rounds' ratios. *Of the limit*: the share of what this machine, at the
+best that was measured, allows for Toque's row, the lower of two limits: its DRAM bandwidth over the bytes that a token
+reads (weights, and the KV cache while decoding), its int8 peak over the multiply-adds of a token. Floors are those of
+a machine of two cores with AVX512-VNNI."""
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -58,6 +58,8 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def _floors(result: dict[str, Any]) -> list[str]:
     """Every row that aims at something, in one table."""
     rows = [(title, row) for title, row in _rows(result) if row.get("floor")]
+    if not rows:
+        return []
     reached = sum(row["verdict"] == "reached" for _, row in rows)
     lines = [
         f"## Floors: {reached} of {len(rows)} reached",
@@ -80,6 +82,8 @@ def _model(model: dict[str, Any], *, heading: bool) -> list[str]:
         lines += [model["note"], ""]
     for name, why in model.get("cannot_run", {}).items():
         lines += [f"{name} cannot run it: {why}", ""]
+    if not model["rows"]:
+        return lines
     limited = any("share" in row for row in model["rows"])
     head = ["", *engines, *(f"over {p}" for p in peers), *(["of the limit"] if limited else [])]
     lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from floors import ModelRows, decode, prefill
+from floors import ModelRows, Row, decode, prefill
 from toque.formats.blocks import BY_NAME
 from toque.formats.checkpoint import Bytes, TensorData
 from toque.formats.convert import quantize_model
@@ -62,9 +62,14 @@ def format_rows() -> list[ModelRows]:
 
 
 def family_rows() -> list[ModelRows]:
-    return [
+    made = [
         ModelRows(f, f"family-{f}", _ROWS, made=f"family-{f}", quantize="int8", engines=("toque",))
         for f in FAMILIES
+    ]
+    texts = Row("16 texts of 128 tokens", {"op": "embed", "batch": 16, "context": 128})
+    return [
+        *made,
+        ModelRows("bert (the real all-MiniLM-L6-v2)", "all-MiniLM-L6-v2", (texts,), engines=("toque",)),
     ]
 
 

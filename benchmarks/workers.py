@@ -37,7 +37,7 @@ class Engine:
             return sys.executable
         if given := os.environ.get(self.variable):
             return given
-        folder = PEERS / self.name
+        folder = PEERS / self.packages[0]
         python = folder / "bin" / "python"
         if not (folder / ".ready").exists():
             print(f"installing {' '.join(self.packages)} (some minutes, once)", flush=True)
@@ -106,12 +106,12 @@ class Worker:
             line = self.process.stdout.readline()
             if not line:
                 last = (self.log.read_text(errors="replace").strip().splitlines() or ["nothing said"])[-1]
-                raise CannotRun(f"{self.name} ended with exit code {self.process.wait()}: {last[:300]}")
+                raise CannotRun(f"it ended with exit code {self.process.wait()}: {last[:300]}")
             if line.startswith("{"):  # some engines chat on stdout
                 break
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise CannotRun(f"{self.name}: {answer['error']}")
+            raise CannotRun(" ".join(answer["error"].split()))
         return answer
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:

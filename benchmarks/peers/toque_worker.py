@@ -13,7 +13,10 @@ from protocol import ids, serve
 import toque
 from toque.backends import load_backend
 from toque.backends.base import BLOCK_SIZE, BackendOptions, StepBatch
+from toque.engine.embedding import load_embedding_engine
+from toque.engine.options import EngineOptions
 from toque.formats import load_checkpoint
+from toque.formats.checkpoint import Checkpoint
 from toque.formats.quantize import quantize_checkpoint
 from toque.graph.fuse import fuse
 from toque.models import build_graph
@@ -27,10 +30,7 @@ def ints(values: object) -> np.ndarray:
 
 
 class Peer:
-    def __init__(self, path: str, threads: int, context: int, sequences: int) -> None:
-        checkpoint = load_checkpoint(Path(path))
-        if scheme := os.environ.get("TOQUE_WORKER_QUANTIZE"):
-            checkpoint = quantize_checkpoint(checkpoint, scheme)
+    def __init__(self, checkpoint: Checkpoint, threads: int, context: int, sequences: int) -> None:
         graph = fuse(build_graph(checkpoint.config, checkpoint.tensors))
         options = BackendOptions(threads=threads, max_batch_tokens=CHUNK, max_sequences=max(sequences, CHUNK))
         self.vocab = checkpoint.config.vocab_size
@@ -115,5 +115,28 @@ class Peer:
         return out
 
 
+class Encoder:
+    """A model that makes embeddings."""
+
+    def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
+        self.vocab = checkpoint.config.vocab_size
+        self.engine = load_embedding_engine(checkpoint, EngineOptions(threads=threads, max_batch_tokens=2048))
+
+    def embed(self, batch: int, context: int) -> float:
+        texts = [ids(context, self.vocab, s) for s in range(batch)]
+        start = time.perf_counter()
+        self.engine.embed(texts)
+        return time.perf_counter() - start
+
+
+def make(path: str, threads: int, context: int, sequences: int) -> Peer | Encoder:
+    checkpoint = load_checkpoint(Path(path))
+    if scheme := os.environ.get("TOQUE_WORKER_QUANTIZE"):
+        checkpoint = quantize_checkpoint(checkpoint, scheme)
+    if checkpoint.config.pooling:
+        return Encoder(checkpoint, threads)
+    return Peer(checkpoint, threads, context, sequences)
+
+
 if __name__ == "__main__":
-    serve(Peer, toque.__version__)
+    serve(make, toque.__version__)

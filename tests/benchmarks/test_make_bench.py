@@ -31,18 +31,18 @@ def test_shares_follow_from_bytes_and_products(monkeypatch: pytest.MonkeyPatch) 
     price = engines.Cost(
         weight_bytes=100_000_000, products=110_000_000, output_products=10_000_000, kv_bytes=20_000
     )
-    machine = [{"dram_gb_s": 20.0, "int8_gmac_s": 100.0}] * 3
+    machine = {"dram_gb_s": 20.0, "int8_gmac_s": 100.0}
 
-    def share(row: Any, speeds: list[float]) -> dict[str, Any]:
-        found: dict[str, Any] = engines.share(row, price, speeds, machine)
+    def share(row: Any, speed: float) -> dict[str, Any]:
+        found: dict[str, Any] = engines.share(row, price, speed, machine)
         return found
 
-    one = share(floors.decode(1, context=1000), [50.0, 100.0, 80.0])
+    one = share(floors.decode(1, context=1000), 80.0)
     assert one["bound"] == pytest.approx(20e9 / (100e6 + 1000 * 20e3))
     assert (one["limit"], one["share"]) == ("DRAM read", pytest.approx(80 / one["bound"]))
-    many = share(floors.decode(64), [500.0, 500.0, 500.0])
+    many = share(floors.decode(64), 500.0)
     assert (many["limit"], many["bound"]) == ("int8 peak", pytest.approx(100e9 / 110e6))
-    prompt = share(floors.prefill(512), [800.0, 800.0, 800.0])
+    prompt = share(floors.prefill(512), 800.0)
     assert (prompt["limit"], prompt["bound"]) == ("int8 peak", pytest.approx(100e9 / 100e6, rel=1e-3))
     assert prompt["share"] == pytest.approx(0.8, rel=1e-3)
 

@@ -73,24 +73,28 @@ def rows(summary: dict[str, Any]) -> dict[str, str]:
     for name, key in (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2e")):
         for part, value in summary[key].items():
             lines[f"{name} {part} ms"] = f"{value * 1e3:.1f}"
-    if summary["offered_per_second"] is not None:
-        lines["send delay p99 ms"] = f"{summary['send_delay']['p99'] * 1e3:.1f}"
-    if goodput := summary["goodput"]:
-        lines["goodput %"] = f"{100 * goodput['share']:.1f}"
-        lines["goodput requests/s"] = f"{goodput['requests_per_second']:.2f}"
+    is_open, goodput = summary["offered_per_second"] is not None, summary["goodput"]
+    lines["send delay p99 ms"] = f"{summary['send_delay']['p99'] * 1e3:.1f}" if is_open else ""
+    lines["goodput %"] = f"{100 * goodput['share']:.1f}" if goodput else ""
+    lines["good requests/s"] = f"{goodput['requests_per_second']:.2f}" if goodput else ""
     return lines
 
 
-def _table(results: Sequence[dict[str, Any]]) -> list[str]:
+def figures(results: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """A line of cells for each figure that some load has: (name, a cell for each load)."""
     columns = [rows(result["summary"]) for result in results]
-    names = list(dict.fromkeys(name for column in columns for name in column))
+    lines = [(name, [column[name] for column in columns]) for name in (columns[0] if columns else ())]
+    return [(name, cells) for name, cells in lines if any(cells)]
+
+
+def _table(results: Sequence[dict[str, Any]]) -> list[str]:
     head = "".join(f"<th>{escape(result['name'])}</th>" for result in results)
     lines = [f'<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead><tbody>']
     for name in ("profile", "dataset"):
         cells = "".join(f"<td>{escape(result[name])}</td>" for result in results)
         lines.append(f"<tr><td>{name}</td>{cells}</tr>")
-    for name in names:
-        cells = "".join(f"<td>{column.get(name, '')}</td>" for column in columns)
+    for name, values in figures(results):
+        cells = "".join(f"<td>{value}</td>" for value in values)
         lines.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
     lines.append("</tbody></table></div>")
     return lines

@@ -85,7 +85,18 @@ def toque_command(
     model: str, port: int, key: str, folder: str, *options: str
 ) -> tuple[list[str], dict[str, str]]:
     """`toque serve MODEL` and its environment: its ledger in ``folder``, none of this machine's keys but ``key``."""
-    command = [sys.executable, "-m", "toque", "serve", model, "--port", str(port), "--log-level", "warning", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "toque",
+        "serve",
+        model,
+        "--port",
+        str(port),
+        "--log-level",
+        "warning",
+        *options,
+    ]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("TOQUE_API_KEY")},
         "TOQUE_AUTH_API_KEYS": key,

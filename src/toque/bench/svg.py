@@ -17,8 +17,9 @@ STYLE = """
 .chart .grid { stroke: var(--grid); } .chart .line { fill: none; stroke-width: 2; }
 """
 _COLORS = 6
-_WIDTH, _HEIGHT = 560, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 32, 56, 44
+_WIDTH, _PLOT_HEIGHT = 560, 220
+_LEFT, _RIGHT, _BOTTOM = 64, 32, 44
+_LEGEND_TOP, _LEGEND_LINE = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +41,44 @@ def nice_ticks(top: float, count: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(math.ceil(round(top / step, 9)) + 1)]
 
 
+def _legend(names: Sequence[str], left: int, width: int) -> tuple[list[str], int]:
+    """Names with their colours, in as many lines as they need, and where what follows may begin."""
+    parts, x, y = [], left, _LEGEND_TOP
+    for index, name in enumerate(names):
+        length = 28 + 7 * len(name)
+        if x > left and x + length > width:
+            x, y = left, y + _LEGEND_LINE
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="10" height="10" style="fill: var(--s{index % _COLORS})"/>'
+        )
+        parts.append(f'<text x="{x + 14}" y="{y + 9}">{escape(name)}</text>')
+        x += length
+    return parts, y + _LEGEND_LINE + 8
+
+
 def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
     """Both axes begin at 0."""
     shown = [s for s in series if s.points]
     xs = nice_ticks(max((x for s in shown for x, _ in s.points), default=1.0))
     ys = nice_ticks(max((y for s in shown for _, y in s.points), default=1.0))
-    wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    wide, high = _WIDTH - _LEFT - _RIGHT, _PLOT_HEIGHT
+    legend, top = _legend([s.name for s in shown], _LEFT, _WIDTH)
 
     def px(x: float) -> float:
         return round(_LEFT + wide * x / xs[-1], 1)
 
     def py(y: float) -> float:
-        return round(_TOP + high * (1 - y / ys[-1]), 1)
+        return round(top + high * (1 - y / ys[-1]), 1)
 
-    parts = []
+    parts = legend
     for x in xs:
-        parts.append(f'<line class="grid" x1="{px(x)}" y1="{_TOP}" x2="{px(x)}" y2="{_TOP + high}"/>')
+        parts.append(f'<line class="grid" x1="{px(x)}" y1="{top}" x2="{px(x)}" y2="{top + high}"/>')
         parts.append(
-            f'<text class="soft" x="{px(x)}" y="{_TOP + high + 16}" text-anchor="middle">{x:g}</text>'
+            f'<text class="soft" x="{px(x)}" y="{top + high + 16}" text-anchor="middle">{x:g}</text>'
         )
     for y in ys:
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{py(y)}" x2="{_LEFT + wide}" y2="{py(y)}"/>')
         parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{py(y) + 4}" text-anchor="end">{y:g}</text>')
-    legend = _LEFT
     for index, line in enumerate(shown):
         color = f"var(--s{index % _COLORS})"
         path = " ".join(f"{px(x)},{py(y)}" for x, y in line.points)
@@ -73,17 +89,14 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series])
                 parts.append(
                     f'<circle cx="{px(x)}" cy="{py(y)}" r="3" style="fill: {color}"><title>{hint}</title></circle>'
                 )
-        parts.append(f'<rect x="{legend}" y="32" width="10" height="10" style="fill: {color}"/>')
-        parts.append(f'<text x="{legend + 14}" y="41">{escape(line.name)}</text>')
-        legend += 28 + 7 * len(line.name)
     parts.append(
-        f'<text class="soft" x="{_LEFT + wide / 2}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
+        f'<text class="soft" x="{_LEFT + wide / 2}" y="{top + high + 36}" text-anchor="middle">{escape(x_label)}</text>'
     )
     parts.append(
-        f'<text class="soft" transform="translate(14 {_TOP + high / 2}) rotate(-90)" text-anchor="middle">'
+        f'<text class="soft" transform="translate(14 {top + high / 2}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_label)}</text>"
     )
-    return _frame(title, _WIDTH, _HEIGHT, parts)
+    return _frame(title, _WIDTH, top + high + _BOTTOM, parts)
 
 
 def bar_chart(
@@ -97,11 +110,8 @@ def bar_chart(
     ``own_scales`` a bar's length is its share of its group's longest, for groups of very different size."""
     names = list(dict.fromkeys(name for _, bars in groups for name, _ in bars))
     left = 24 + 7 * max((len(group) for group, _ in groups), default=0)
-    width, y, parts = left + 460, _TOP, []
-    for index, name in enumerate(names):
-        x = 16 + sum(28 + 7 * len(n) for n in names[:index])
-        parts.append(f'<rect x="{x}" y="32" width="10" height="10" style="fill: var(--s{index % _COLORS})"/>')
-        parts.append(f'<text x="{x + 14}" y="41">{escape(name)}</text>')
+    width = left + 460
+    parts, y = _legend(names, 16, width)
     highest = max((value for _, bars in groups for _, value in bars), default=0.0)
     for group, bars in groups:
         longest = (max((value for _, value in bars), default=0.0) if own_scales else highest) or 1.0

@@ -215,18 +215,17 @@ def _print(results: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from toque.bench.html import rows
+    from toque.bench.html import figures
 
     console = Console()
     for first in range(0, len(results), 3):  # a column for each load: three of them fit in 80 characters
         columns = results[first : first + 3]
-        cells = [rows(result["summary"]) for result in columns]
         table = Table()
         table.add_column("")
         for result in columns:
             table.add_column(result["name"], justify="right")
-        for heading in dict.fromkeys(name for column in cells for name in column):
-            table.add_row(heading, *(column.get(heading, "") for column in cells))
+        for heading, cells in figures(columns):
+            table.add_row(heading, *cells)
         console.print(table)
     for result in results:
         summary = result["summary"]
