@@ -5,6 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from toque.monitor.cost import Price, PriceList
 from toque.monitor.latency import Latencies
 from toque.monitor.ledger.record import UsageRecord
@@ -81,6 +83,22 @@ def test_a_retry_after_which_nobody_answers_keeps_both_attempts_and_sells_nothin
         ("a.1", "moved", "retried"),
         ("a.2", "failed", "internal_error"),
     ]
+
+
+@pytest.mark.parametrize("winner", ["a", "b"])
+def test_of_two_replicas_the_one_that_spoke_first_has_the_tokens(winner: str) -> None:
+    meter, book, _ = metering()
+    meter.routed(0, route(RouteKind.ROUTED, "a"))
+    meter.routed(0, route(RouteKind.HEDGED, "b"))
+    meter.routed(0, route(RouteKind.WON, winner))
+    meter.prompt(5, 0)
+    meter.tokens(3, 0.0, 2.0)
+    meter.completed(3.0)
+    assert book.record.replica == f"{winner}.1"
+    assert {a.replica: (a.outcome, a.error_code, a.completion_tokens) for a in book.record.attempts} == {
+        f"{winner}.1": ("ok", "", 3),
+        f"{'b' if winner == 'a' else 'a'}.1": ("moved", "hedged", 0),
+    }
 
 
 def test_choices_on_several_replicas_are_attempts_of_one_request() -> None:

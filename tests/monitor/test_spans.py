@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from toque.monitor.ledger.record import UsageRecord
 from toque.monitor.spans import Span, spans_of
 from toque.monitor.trail import Trail, TrailKind
@@ -121,6 +123,18 @@ def test_retries_and_choices_are_attempts_of_one_request() -> None:
     assert first.end_ns == third.start_ns
     assert third.attributes["toque.route.reason"] == "the replica died"
     assert second.error == third.error == ""
+    assert_nested(span)
+
+
+@pytest.mark.parametrize(("winner", "names"), [("m-0.1", ["m-0.1"]), ("m-9.1", ["m-0.1", "m-9.1"])])
+def test_a_second_replica_is_an_attempt_where_it_won(winner: str, names: list[str]) -> None:
+    trail = life()
+    trail.note(50, TrailKind.HEDGED, note="m-9.1: no token after 1 s")
+    trail.note(60, TrailKind.WON, note=winner)
+    trail.note(100, TrailKind.FINISHED)
+    trail.note(110, TrailKind.CLOSED)
+    span = spans_of(trail, row(), {})
+    assert [child.name for child in span.children] == [f"attempt {name}" for name in names]
     assert_nested(span)
 
 

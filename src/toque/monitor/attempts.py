@@ -45,16 +45,26 @@ class Attempts:
         """``now_us``: microseconds since the epoch."""
         if not route.replica_id:
             return
-        if route.kind in _MOVES and (before := self._current.get(choice)) is not None:
-            before.outcome = MOVED
-            before.error_code = str(route.kind)
+        before = self._current.get(choice)
+        if before is not None and route.kind in _MOVES:
+            before.outcome, before.error_code = MOVED, str(route.kind)
         key = (route.replica_id, route.epoch)
         attempt = self._by_process.get(key)
+        new = attempt is None
         if attempt is None:
-            number = len(self._by_process) + 1
-            attempt = self._by_process[key] = Attempt(
-                number, f"{key[0]}.{key[1]}", now_us, Outcome.OPEN.value
-            )
+            name = f"{route.replica_id}.{route.epoch}"
+            attempt = Attempt(len(self._by_process) + 1, name, now_us, Outcome.OPEN.value)
+            self._by_process[key] = attempt
+        if before is not None and route.kind == "hedged":
+            # Until one of them has won, the first counts; whichever loses has given nothing that anybody sees.
+            if new:
+                attempt.outcome, attempt.error_code = MOVED, str(route.kind)
+            return
+        if route.kind == "won" and before is not attempt:
+            self._current[choice] = attempt
+            if before is not None and not any(before is other for other in self._current.values()):
+                before.outcome, before.error_code = MOVED, "hedged"
+            attempt.outcome, attempt.error_code = Outcome.OPEN.value, ""
         self._current[choice] = attempt
 
     def of(self, choice: int) -> Attempt | None:

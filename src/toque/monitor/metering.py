@@ -58,6 +58,7 @@ class Meter(RequestRecord):
         self._sent: dict[
             int, int
         ] = {}  # when each choice went to its replica, microseconds since the beginning
+        self._sent_to: dict[tuple[int, str, int], int] = {}
         self._over = False
         if trail is not None:
             trail.note(self._since(), TrailKind.ADMITTED)
@@ -79,7 +80,11 @@ class Meter(RequestRecord):
     def routed(self, choice: int, route: Route) -> None:
         """Where one of the request's sequences went."""
         at_us = self._since()
-        self._sent[choice] = at_us
+        sent = self._sent_to.setdefault((choice, route.replica_id, route.epoch), at_us)
+        if route.kind == "won":
+            self._sent[choice] = sent
+        elif route.kind != "hedged":
+            self._sent[choice] = self._sent_to[choice, route.replica_id, route.epoch] = at_us
         self._attempts.routed(choice, route, self._row.opened_at + at_us)
         if self._trail is not None:
             where = f"{route.replica_id}.{route.epoch}" if route.replica_id else ""

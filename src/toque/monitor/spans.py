@@ -91,7 +91,14 @@ def spans_of(trail: Trail, row: UsageRecord, asked: Mapping[str, Value]) -> Span
 
 def _attempts(trail: Trail, moments: Sequence[Moment], end_us: int) -> Iterator[Span]:
     """One choice's attempts, each with its phases."""
-    starts = [i for i, moment in enumerate(moments) if moment.kind in ROUTES]
+    # A second replica's attempt is one where it won; else it is a moment of the first one's.
+    winners = {moment.note for moment in moments if moment.kind == TrailKind.WON}
+    starts = [
+        i
+        for i, moment in enumerate(moments)
+        if moment.kind in ROUTES
+        and (moment.kind != TrailKind.HEDGED or moment.note.partition(": ")[0] in winners)
+    ]
     for number, (begin, until) in enumerate(zip(starts, [*starts[1:], len(moments)], strict=True), 1):
         route, inside = moments[begin], moments[begin + 1 : until]
         replaced = until < len(moments)

@@ -72,6 +72,8 @@ def _sentence(moment: Moment) -> str:
             return f"migrated after {tokens} tokens to {note}"
         case TrailKind.HEDGED:
             return f"sent to a second replica, {note}"
+        case TrailKind.WON:
+            return f"{note} spoke first and goes on"
         case TrailKind.SCHEDULED:
             return f"scheduled in step {moment.step}" + (f", {tokens} tokens cached" if tokens else "")
         case TrailKind.PREFILL:

@@ -21,7 +21,8 @@ class TrailKind(StrEnum):
     ROUTED = "routed"
     RETRIED = "retried"
     MIGRATED = "migrated"
-    HEDGED = "hedged"
+    HEDGED = "hedged"  # sent to a second replica besides the first
+    WON = "won"  # which of the two goes on
     SCHEDULED = "scheduled"  # the engine gave it a place
     PREFILL = "prefill"
     PREEMPTED = "preempted"

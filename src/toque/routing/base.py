@@ -24,6 +24,7 @@ class RouteKind(StrEnum):
     RETRIED = "retried"  # sent to another one; nothing of the answer had arrived
     MIGRATED = "migrated"  # sent to another one with the tokens that had arrived
     HEDGED = "hedged"  # sent to a second one besides the first
+    WON = "won"  # of the two, this one spoke first: its answer goes on
     HELD = "held"  # waits: for a replica that starts, or for a swap in place
 
 
