@@ -192,7 +192,7 @@ async def test_killed_at_every_token_of_a_grammar() -> None:
             "required": ["n"],
         }
     ).encode()
-    sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=120, stop_token_ids=(EOS,))
+    sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=45, stop_token_ids=(EOS,))
     request = EngineRequest("r", (1, 2, 3), sampling, grammar=schema)
     expected = folded(await answer(pool_of(EngineSession(bytes_engine())), request))
     for at in range(0, len(expected["tokens"])):  # type: ignore[arg-type]

@@ -58,11 +58,14 @@ class FakeSession(FakeEngineClient):
                 while True:
                     following = asyncio.ensure_future(anext(outputs))
                     giving_up = asyncio.ensure_future(given_up.wait())
-                    await asyncio.wait({following, giving_up}, return_when=asyncio.FIRST_COMPLETED)
-                    giving_up.cancel()
-                    if not following.done():
-                        following.cancel()
-                        await asyncio.wait({following})
+                    try:
+                        await asyncio.wait({following, giving_up}, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        giving_up.cancel()
+                        if not following.done():
+                            following.cancel()
+                            await asyncio.wait({following})
+                    if following.cancelled():
                         raise (ReplicaDiedError if started else UnavailableError)("nothing heard")
                     try:
                         output = following.result()
@@ -282,3 +285,47 @@ async def test_tells_where_a_request_went_and_why() -> None:
     ]
     assert all(abs(event.at - time.time()) < 5 for event in heard)
     await pool.close()
+
+
+async def hedged(first: Script, second: Script, after_s: float = 0.02) -> tuple[list[int], list[str], Fleet]:
+    """The answer of a pool that hedges after so long, what became of the request, and the replicas."""
+    fleet = Fleet({"a.1": first, "b.1": second})
+    pool = fleet.pool(hedge_after_s=after_s)
+    pool.apply(table(entry("a"), entry("b")))
+    heard: list[RouteEvent] = []
+    got = [token async for output in pool.generate(request(), heard.append) for token in output.tokens]
+    await asyncio.sleep(0)
+    assert pool.running == 0
+    await pool.close()
+    return got, [f"{event.kind} {event.replica_id}" for event in heard], fleet
+
+
+async def test_a_slow_first_token_is_asked_for_twice_and_the_first_to_speak_goes_on() -> None:
+    got, heard, fleet = await hedged(
+        Script(tokens=[1, 1], first_delay_s=5), Script(tokens=[2, 2], delay_s=0.1)
+    )
+    assert got == [2, 2]
+    assert heard == ["routed a", "hedged b", "won b"]
+    assert fleet.sessions["a", 1].aborted == ["r"]
+    got, heard, fleet = await hedged(
+        Script(tokens=[1, 1], first_delay_s=0.4), Script(tokens=[2, 2], first_delay_s=5)
+    )
+    assert got == [1, 1]
+    assert fleet.sessions["b", 1].aborted == ["r"]
+
+
+async def test_a_quick_first_token_is_not_asked_for_twice() -> None:
+    got, heard, fleet = await hedged(Script(tokens=[1, 1], delay_s=0.1), Script(tokens=[2]), 1.0)
+    assert (got, heard) == ([1, 1], ["routed a"])
+    assert not fleet.sessions["b", 1].requests
+
+
+async def test_one_of_two_that_dies_leaves_the_other_to_answer() -> None:
+    dying = Script(error=UnavailableError("died"), first_delay_s=0.3)
+    got, heard, _ = await hedged(dying, Script(tokens=[2, 2], first_delay_s=1))
+    assert got == [2, 2]
+    got, heard, _ = await hedged(Script(tokens=[1, 1], first_delay_s=1), dying)
+    assert got == [1, 1]
+    assert heard == ["routed a", "hedged b", "won a"]
+    with pytest.raises(UnavailableError, match="killed"):
+        await hedged(dying, dying)

@@ -181,6 +181,7 @@ class FleetDeployment(Deployment):
         loading: Executor,
         *,
         open_session: OpenSession = open_session,
+        hedge_after_s: float = 0.0,
         expected: bool = True,
         on_change: Callable[[], None] | None = None,
         on_wait: Callable[[], None] | None = None,
@@ -192,6 +193,7 @@ class FleetDeployment(Deployment):
             wait_s=limits.load_wait_s,
             max_waiting=limits.max_queued_requests,
             open_session=open_session,
+            hedge_after_s=hedge_after_s,
             on_change=self._pool_changed,
             on_wait=on_wait,
         )

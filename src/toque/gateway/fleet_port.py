@@ -44,6 +44,7 @@ class FleetPort:
         latencies: Latencies,
         *,
         public_names: Mapping[str, str] | None = None,
+        hedge_after_s: float = 0.0,
         load: Callable[..., Face] = load_face,
         open_session: OpenSession = open_session,
     ) -> None:
@@ -54,6 +55,7 @@ class FleetPort:
         self._limits = limits
         self._latencies = latencies
         self._public_names = public_names or {}
+        self._hedge_after_s = hedge_after_s
         self._load = load
         self._open_session = open_session
         self._known: dict[str, FleetDeployment] = {}  # by their names in the fleet
@@ -121,6 +123,7 @@ class FleetPort:
             load,
             self._loading,
             open_session=self._open_session,
+            hedge_after_s=self._hedge_after_s,
             expected=not self._settled,
             on_change=self._stir,
             on_wait=self._report_soon,

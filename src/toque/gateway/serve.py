@@ -167,7 +167,12 @@ async def _serve(
         gateway.fleet = fleet.admin
         gateway.registry = RegistryReader(settings.registry)
         port = FleetPort(
-            gateway.deployments, fleet.link, settings.limits, gateway.latencies, public_names=names
+            gateway.deployments,
+            fleet.link,
+            settings.limits,
+            gateway.latencies,
+            public_names=names,
+            hedge_after_s=settings.fleet.hedge_after_s,
         )
         port.start()
         stack.push_async_callback(port.close)

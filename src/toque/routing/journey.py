@@ -16,9 +16,11 @@ MAX_MOVES = 16  # of one request, however far it comes in between
 @dataclass(frozen=True, slots=True)
 class MoveBounds:
     """How often a request goes elsewhere: ``deaths`` of replicas under it without a new token in between (a request
-    that kills replicas stops there), and ``moves`` in all."""
+    that kills replicas stops there), as many ``silences`` (of which a busy machine has some, too), and ``moves`` in
+    all."""
 
     deaths: int = 2
+    silences: int = 4
     moves: int = MAX_MOVES
 
 
@@ -38,6 +40,7 @@ class Journey:
         "_resumed",
         "deaths",
         "moves",
+        "silences",
         "started",
         "tokens",
         "tried",
@@ -53,6 +56,7 @@ class Journey:
         self.started = False  # something of the answer has arrived
         self.tried: set[Key] = set()  # replicas that refused it, since it last made progress
         self.deaths = 0  # since it last made progress
+        self.silences = 0
         self.moves = 0
         self._bounds = bounds
         self._original = request
@@ -90,21 +94,32 @@ class Journey:
             output.prompt_logprobs = None
         if output.tokens:
             self.tokens += output.tokens
-            if self.deaths or self.tried:
-                self.deaths = 0
+            if self.moves:
+                self.deaths = self.silences = 0
                 self.tried.clear()
         self.started = True
         return output
 
-    def failed(self, key: Key, error: ToqueError, *, died: bool) -> bool:
-        """The replica refused it, died, or gave it up. Whether it may be sent to another."""
+    def hedged(self, key: Key, version: str, seconds: float) -> None:
+        self._tell(RouteKind.HEDGED, key, version, f"no token after {seconds:g} s")
+
+    def won(self, key: Key, version: str) -> None:
+        self._tell(RouteKind.WON, key, version)
+
+    def failed(self, key: Key, error: ToqueError, *, died: bool, silent: bool = False) -> bool:
+        """The replica refused it, died, went silent, or gave it up. Whether it may be sent to another."""
         self.tried.add(key)
         self.deaths += died
+        self.silences += silent
         self.moves += 1
         self._resumed = self.started
         self._kind = RouteKind.MIGRATED if self.started else RouteKind.RETRIED
         self._reason = error.message
-        return self.deaths < self._bounds.deaths and self.moves <= self._bounds.moves
+        return (
+            self.deaths < self._bounds.deaths
+            and self.silences < self._bounds.silences
+            and self.moves <= self._bounds.moves
+        )
 
     def ending(self, error: ToqueError) -> ToqueError:
         """What the client is told when it cannot go on."""

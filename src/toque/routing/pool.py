@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import fields
 
 from toque.errors import (
@@ -18,10 +17,12 @@ from toque.errors import (
     VersionGoneError,
 )
 from toque.routing.base import OnRoute, ReplicaEntry, ReplicaState, RoutingTable
+from toque.routing.hedge import Racer, first_to_speak, speaks_within
 from toque.routing.journey import Journey, MoveBounds, engine_gave_up
 from toque.routing.policies import policy_named
 from toque.routing.policies.base import Key
-from toque.routing.target import OpenSession, Session, Target, open_session
+from toque.routing.target import Attempt, OpenSession, Session, Target, open_session
+from toque.routing.version_client import VersionClient
 from toque.types import EngineRequest, EngineStats, ModelCard, SamplingParams, SequenceOutput
 
 _BEST_FIRST = (
@@ -35,7 +36,7 @@ _SERVING = (ReplicaState.READY, ReplicaState.DEGRADED)
 _RECHECK_S = 0.5  # deadlines pass without an event
 _WATCH_S = 0.2  # silence is no event: it has to be looked for
 SILENCE_S = 1.5  # a replica is heard twice a second, whatever it does
-STUCK_S = 2.0
+STUCK_S = 3.0
 _NOTHING = EngineRequest("", (), SamplingParams())
 
 
@@ -49,6 +50,9 @@ class ReplicaPool:
     While no replica can take it, but one is coming up (or an arrival wakes one, or arrivals are held), a request waits
     at most ``wait_s``, in the order of arrival; at most ``max_waiting`` new ones wait, the next gets QueueFullError.
     What had been accepted before always may. ``on_wait`` hears of each that begins to wait.
+
+    With ``hedge_after_s`` a request that has no first token after so long goes to a second replica besides, and the
+    one that speaks first goes on.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class ReplicaPool:
         bounds: MoveBounds | None = None,
         silence_s: float = SILENCE_S,
         stuck_s: float = STUCK_S,
+        hedge_after_s: float = 0.0,
         open_session: OpenSession = open_session,
         on_change: Callable[[], None] | None = None,
         on_wait: Callable[[], None] | None = None,
@@ -70,6 +75,7 @@ class ReplicaPool:
         self._bounds = bounds or MoveBounds()
         self._silence_s = silence_s
         self._stuck_s = stuck_s
+        self._hedge_after_s = hedge_after_s
         self._open_session = open_session
         self._on_change = on_change
         self._on_wait = on_wait
@@ -218,7 +224,7 @@ class ReplicaPool:
         changed = self._changed
         timeout = max(0.0, until - time.monotonic())
         # Not `wait_for`: in Python 3.11 it forgets a cancellation that comes together with the event.
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await changed.wait()
 
@@ -238,40 +244,78 @@ class ReplicaPool:
         """``version``: the only one that may answer. VersionGoneError: nothing had arrived, and it serves no more."""
         journey = Journey(request, version, on_route, self._bounds)
         while True:
-            target = await self._choose(journey)
-            journey.sent(target.key, target.entry.version)
+            attempt = Attempt(await self._choose(journey))
+            journey.sent(attempt.target.key, attempt.target.entry.version)
             asked = journey.request
-            target.breaker.sent()
-            target.load.sent()
-            told = False  # the breaker, how it went
+            if self._hedge_after_s and not journey.started:
+                source = self._hedged(journey, attempt, asked)
+            else:
+                source = attempt.target.session.generate(asked)
             try:
-                async with aclosing(target.session.generate(asked)) as outputs:
+                async with aclosing(source) as outputs:
                     async for output in outputs:
                         if output.finish_reason is not None and engine_gave_up(output):
-                            told = True
-                            self._failed(target)
+                            self._failed(attempt)
                             error = ReplicaDiedError(output.error or "the engine gave the request up")
-                            if journey.failed(target.key, error, died=True) and self._hope(journey):
+                            if journey.failed(attempt.target.key, error, died=True) and self._hope(journey):
                                 break
                             yield journey.arrived(output)
                             return
-                        if not told:
-                            told = True
-                            self._succeeded(target)
+                        if not attempt.told:
+                            self._succeeded(attempt)
                         yield journey.arrived(output)
                     else:
                         return
             except (UnavailableError, QueueFullError, ReplicaDiedError) as refused:
+                target = attempt.target
+                dead = target.session.state is ReplicaState.DEAD
                 if not isinstance(refused, QueueFullError) and self._is_fault(target):
-                    told = True
-                    self._failed(target)
-                died = target.session.state is ReplicaState.DEAD or target.silent
-                if not journey.failed(target.key, refused, died=died) or not self._hope(journey):
+                    self._failed(attempt)
+                again = journey.failed(target.key, refused, died=dead, silent=target.silent and not dead)
+                if not again or not self._hope(journey):
                     raise journey.ending(refused) from None
             finally:
-                target.load.ended()
-                if not told:
-                    target.breaker.left()
+                attempt.end()
+
+    async def _hedged(
+        self, journey: Journey, attempt: Attempt, asked: EngineRequest
+    ) -> AsyncGenerator[SequenceOutput, None]:
+        """The answer of the replica of ``attempt``, or, if it says nothing for too long, of whichever of two speaks
+        first: ``attempt`` is that one's then."""
+        racers = [Racer(attempt.target.session.generate(asked))]
+        other: Attempt | None = None
+        try:
+            winner = racers[0]
+            if not await speaks_within(winner, self._hedge_after_s):
+                second = self._second(journey, attempt.target)
+                if second is not None:
+                    other = Attempt(second)
+                    journey.hedged(second.key, second.entry.version, self._hedge_after_s)
+                    racers.append(Racer(second.session.generate(asked)))
+                    winner = await first_to_speak(*racers)
+                    if winner is racers[1]:
+                        attempt.target, other.target = other.target, attempt.target
+                    if not winner.refused:
+                        journey.won(attempt.target.key, attempt.target.entry.version)
+                    other.end()
+                    await racers[winner is racers[0]].close()
+            with suppress(StopAsyncIteration):
+                yield await winner.first
+                async for output in winner.outputs:
+                    yield output
+        finally:
+            for racer in racers:
+                await racer.close()
+            if other is not None:
+                other.end()
+
+    def _second(self, journey: Journey, first: Target) -> Target | None:
+        able = [
+            target
+            for target in self._able_of(journey.version)
+            if target is not first and target.key not in journey.tried
+        ]
+        return able[self._policy.choose(journey.request, able)] if able else None
 
     def _is_fault(self, target: Target) -> bool:
         """Whether a refusal tells against the replica: one that said it was ready, or was silent."""
@@ -342,14 +386,16 @@ class ReplicaPool:
             able = [target for target in able if target.breaker.allows(now)] or able
         return able[self._policy.choose(journey.request, able)]
 
-    def _failed(self, target: Target) -> None:
-        target.breaker.failed(time.monotonic())
-        if target.breaker.open:
-            self._resting.add(target.key)
+    def _failed(self, attempt: Attempt) -> None:
+        attempt.told = True
+        attempt.target.breaker.failed(time.monotonic())
+        if attempt.target.breaker.open:
+            self._resting.add(attempt.target.key)
 
-    def _succeeded(self, target: Target) -> None:
-        target.breaker.succeeded()
-        self._resting.discard(target.key)
+    def _succeeded(self, attempt: Attempt) -> None:
+        attempt.told = True
+        attempt.target.breaker.succeeded()
+        self._resting.discard(attempt.target.key)
 
     def _able_of(self, version: str | None) -> list[Target]:
         """The replicas that new requests go to: the ready ones that are heard; else any that serve at all."""
@@ -444,27 +490,3 @@ class ReplicaPool:
             not other.silent and other.session.state is ReplicaState.READY and other is not target
             for other in self._able_of(target.entry.version)
         )
-
-
-class VersionClient:
-    """The replicas of one version of a deployment. An EngineClient."""
-
-    def __init__(self, pool: ReplicaPool, version: str) -> None:
-        self._pool = pool
-        self._version = version
-
-    @property
-    def state(self) -> ReplicaState:
-        return self._pool.condition(self._version)[0]
-
-    @property
-    def reason(self) -> str:
-        return self._pool.condition(self._version)[1]
-
-    def generate(
-        self, request: EngineRequest, on_route: OnRoute | None = None
-    ) -> AsyncGenerator[SequenceOutput, None]:
-        return self._pool.generate(request, on_route, self._version)
-
-    def stats(self) -> EngineStats:
-        return self._pool.stats()

@@ -63,3 +63,24 @@ class Target:
         if state is ReplicaState.STARTING:
             return ReplicaState.STARTING, entry.reason or session.reason
         return state, session.reason
+
+
+class Attempt:
+    """A request at a target, from when it is sent there until `end`; ``told``: the breaker knows how it went."""
+
+    __slots__ = ("_over", "target", "told")
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.told = False
+        self._over = False
+        target.breaker.sent()
+        target.load.sent()
+
+    def end(self) -> None:
+        """May be called more than once."""
+        if not self._over:
+            self._over = True
+            self.target.load.ended()
+            if not self.told:
+                self.target.breaker.left()
