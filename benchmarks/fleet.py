@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -85,17 +85,21 @@ class Fleet:
             )
 
 
-async def wake(fleet: Fleet, rounds: int) -> list[float]:
+async def wake(fleet: Fleet, rounds: int, server: int) -> tuple[list[float], list[float]]:
+    """Seconds by the clock, and of CPU time in the server and the replica: about what it takes on an idle machine."""
     await fleet.scale(0, 1, downscale_to_zero_delay_s=0.2)
-    found = []
+    seconds, work = [], []
     for _ in range(rounds):
         await fleet.until(
             lambda view: view["status"] == "asleep" and not view["replicas"], "deployments/chat"
         )
-        times = await fleet.stream(SHORT)
-        found.append(times[1] - times[0])
+        before = cpu_s(server)
+        times = await fleet.stream(1)
+        (replica,) = await fleet.replicas()
+        seconds.append(times[1] - times[0])
+        work.append(cpu_s(server) - before + cpu_s(int(replica["handle"])))
     await fleet.scale(1, 1, downscale_to_zero_delay_s=300)
-    return found
+    return seconds, work
 
 
 async def swap(fleet: Fleet, rounds: int, models: list[str]) -> list[float]:
@@ -178,35 +182,43 @@ async def recovery(fleet: Fleet, rounds: int) -> list[float]:
 
 async def _busiest(fleet: Fleet) -> Any:
     """The replica that has used most CPU time of late: the one that a single stream runs on."""
-
-    def used(pid: str) -> int:
-        return sum(
-            int(field) for field in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-        )
-
     replicas = [replica for replica in await fleet.replicas() if replica["state"] == "ready"]
-    before = {replica["id"]: used(replica["handle"]) for replica in replicas}
+    before = {replica["id"]: cpu_s(int(replica["handle"])) for replica in replicas}
     await asyncio.sleep(0.1)
-    return max(replicas, key=lambda replica: used(replica["handle"]) - before[replica["id"]])
+    return max(replicas, key=lambda replica: cpu_s(int(replica["handle"])) - before[replica["id"]])
 
 
-async def measure(url: str, models: list[str], rounds: int) -> None:
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far, all threads."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+PARTS = ("wake", "swap", "death", "restart", "move", "recovery")
+
+
+async def measure(url: str, server: int, models: list[str], rounds: int, parts: list[str]) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         fleet = Fleet(client)
-
-        async def line(name: str, work: Awaitable[list[float]]) -> None:
-            _print(name, await work)
-
         await fleet.stream(SHORT)
-        await line("wake from zero to the first token", wake(fleet, rounds))
-        await line("longest wait during a swap in place", swap(fleet, rounds, models))
-        there, ready = await death(fleet, min(rounds, 5))
-        _print("death to the successor's process", there)
-        _print("death to a ready successor", ready)
-        await line("pause of a stream, restarted in place", migration(fleet, min(rounds, 5)))
-        await fleet.scale(2, 2)
-        await line("pause of a stream, moved to another", migration(fleet, min(rounds, 5)))
-        await line("longest pause of 16 streams, two replicas", recovery(fleet, min(rounds, 5)))
+        if "wake" in parts:
+            seconds, work = await wake(fleet, rounds, server)
+            _print("wake from zero to the first token", seconds)
+            _print("of it CPU time, server and replica", work)
+        if "swap" in parts:
+            _print("longest wait during a swap in place", await swap(fleet, rounds, models))
+        if "death" in parts:
+            there, ready = await death(fleet, rounds)
+            _print("death to the successor's process", there)
+            _print("death to a ready successor", ready)
+        if "restart" in parts:
+            _print("pause of a stream, restarted in place", await migration(fleet, rounds))
+        if "move" in parts or "recovery" in parts:
+            await fleet.scale(2, 2)
+        if "move" in parts:
+            _print("pause of a stream, moved to another", await migration(fleet, rounds))
+        if "recovery" in parts:
+            _print("longest pause of 16 streams, two replicas", await recovery(fleet, rounds))
 
 
 def _print(name: str, found: list[float]) -> None:
@@ -243,7 +255,7 @@ def serving(model: str, threads: int) -> Any:
                 found = re.search(r"http://[^/ ]+", said)
                 if found is None:
                     raise RuntimeError(f"it did not start: {said}{log.read_text()}")
-                yield found[0]
+                yield found[0], process.pid
             finally:
                 process.terminate()
                 process.wait(60)
@@ -254,6 +266,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--second", type=Path, help="to swap to; a copy of the first, if not given")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--threads", type=int, default=0, help="of each replica; 0: as many as there are")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # and end the server on the way
@@ -263,9 +276,9 @@ def main() -> None:
             second = Path(folder) / "second.gguf"
             second.write_bytes(given.model.read_bytes())
         models = [str(given.model.absolute()), str(second.absolute())]
-        with serving(models[0], given.threads) as url:
+        with serving(models[0], given.threads) as (url, server):
             print(f"| {given.model.name} | median | p99 | of |\n|---|---|---|---|", flush=True)
-            asyncio.run(measure(url, models, given.rounds))
+            asyncio.run(measure(url, server, models, given.rounds, list(given.only)))
 
 
 if __name__ == "__main__":
