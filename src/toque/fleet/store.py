@@ -32,7 +32,8 @@ class Revision(Struct, frozen=True):
     memory_mb: int = 0
 
     def served(self) -> ServedVersion:
-        return ServedVersion(self.key, Path(self.path), self.digest, self.label or self.key, self.engine)
+        path = Path(self.path)
+        return ServedVersion(self.key, path, self.digest, self.label or self.digest or path.name, self.engine)
 
 
 class DeploymentRow(Struct, frozen=True):
@@ -45,7 +46,7 @@ class DeploymentRow(Struct, frozen=True):
 
     name: str
     spec: DeploymentSpec
-    revisions: tuple[Revision, ...]  # the current one, the one before, and a rollout's
+    revisions: tuple[Revision, ...]  # the current one, the one before, a rollout's, and what still runs
     current: str  # a revision's key
     previous: str = ""  # what `undo` returns to, "" if nothing
     generation: int = 1

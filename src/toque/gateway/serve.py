@@ -243,8 +243,10 @@ def resolve(
     target = (rest if separator else reference).removeprefix("file:")
     path = Path(target).expanduser()
     if path.exists():
-        label = path.name.removesuffix(".gguf")
-        return ServedModel(name if separator else label, path.absolute(), label=label)
+        from toque.fleet.resolve import file_label
+
+        plain = path.name.removesuffix(".gguf")
+        return ServedModel(name if separator else plain, path.absolute(), label=file_label(path))
     from toque.registry.store import Store
 
     store = Store(registry=registry)

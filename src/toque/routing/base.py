@@ -90,12 +90,12 @@ class ReplicaEntry:
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
     """A model version as a gateway needs to know it. ``key`` is its digest, or its path where it has none, and
-    tells apart what runs with other engine options."""
+    tells apart what runs with other engine options; it stays inside. Clients see the digest, or else the label."""
 
     key: str
     path: Path  # of the model on this machine: where tokenizer and template are read
     digest: str = ""
-    label: str = ""  # as people say it: "smollm2/3", or a file's name
+    label: str = ""  # as people say it: "smollm2/3", or a file's name and what tells its states apart; ASCII
     engine: Mapping[str, object] = field(default_factory=dict)  # EngineOptions that differ from the defaults
 
 

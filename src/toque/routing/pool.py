@@ -349,7 +349,9 @@ class ReplicaPool:
     def _check_hope(self, journey: Journey, until: float) -> None:
         if not self._hope(journey):
             if not journey.started and self._serves_others(journey.version):
-                raise VersionGoneError(f"version {journey.version} of {self.name} is not served any more")
+                raise VersionGoneError(
+                    f"the version of {self.name} that was to answer is not served any more"
+                )
             raise self._nobody(journey)
         if time.monotonic() >= until:
             raise self._nobody(journey)
