@@ -23,9 +23,10 @@ def main() -> None:
     params.n_batch, params.n_ubatch = 2048, 512
     params.n_threads_http = max(slots + 2, 4)
     params.warmup = False
-    server = xllamacpp.Server(params)
-    print(server.listening_address, file=sys.stderr)
+    params.verbosity = 1  # errors
+    server = xllamacpp.Server(params)  # answers as long as it lives
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    del server
 
 
 if __name__ == "__main__":
