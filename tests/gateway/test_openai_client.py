@@ -116,3 +116,20 @@ async def test_leaving_a_stream_stops_the_work(client: AsyncOpenAI, w: World) ->
         break
     await stream.close()
     assert await soon(lambda: w.engine.running == 0) < 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_ran_out_of_time_is_not_sent_again(client: AsyncOpenAI, w: World, stream: bool) -> None:
+    """The client would send a 504 again, and have the same work done for as long."""
+    w.engine.script = spoken("ab", first_delay_s=5)
+    eager = client.with_options(max_retries=1)
+    late = {"x-request-timeout": "0.05"}
+    with pytest.raises(openai.InternalServerError) as slow:
+        await eager.completions.create(model="parrot", prompt="a", stream=stream, extra_headers=late)
+    assert slow.value.status_code == 504
+    assert slow.value.code == "deadline_exceeded"
+    assert len(w.engine.requests) == 1
+    w.engine.script = spoken("ab", error=ReplicaDiedError("gone"))  # what is worth another try gets it
+    with pytest.raises(openai.InternalServerError):
+        await eager.completions.create(model="parrot", prompt="a")
+    assert len(w.engine.requests) == 3

@@ -7,7 +7,14 @@ import math
 import msgspec
 from starlette.exceptions import HTTPException
 
-from toque.errors import MethodNotAllowedError, NotFoundError, OverloadedError, RequestError, ToqueError
+from toque.errors import (
+    DeadlineError,
+    MethodNotAllowedError,
+    NotFoundError,
+    OverloadedError,
+    RequestError,
+    ToqueError,
+)
 
 MAX_MESSAGE = 1_000
 BODY_TIMEOUT = "body_timeout"
@@ -35,6 +42,9 @@ def error_headers(error: ToqueError) -> list[tuple[bytes, bytes]]:
     headers: list[tuple[bytes, bytes]] = []
     if isinstance(error, OverloadedError):
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if isinstance(error, DeadlineError):
+        # The official clients send a 5xx again by themselves: the work would be done, and thrown away, three times.
+        headers.append((b"x-should-retry", b"false"))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 413 or error.error_code == BODY_TIMEOUT:

@@ -25,7 +25,14 @@ _LIMIT_HEADERS = [
     for a in (b"limit", b"remaining", b"reset")
 ]
 _EXPOSED = b", ".join(
-    [b"x-request-id", b"x-toque-model-version", b"idempotent-replayed", b"retry-after", *_LIMIT_HEADERS]
+    [
+        b"x-request-id",
+        b"x-toque-model-version",
+        b"idempotent-replayed",
+        b"retry-after",
+        b"x-should-retry",
+        *_LIMIT_HEADERS,
+    ]
 )
 
 
