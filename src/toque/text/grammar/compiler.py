@@ -181,4 +181,5 @@ def _reason(why: str) -> str:
     if wrong is not None:
         return f"in a regular expression: {wrong}"
     first = lines[0] if lines else "it is not valid"
-    return first.rpartition("failed to compile JSON schema: ")[2]
+    wrong = first.rpartition("failed to compile JSON schema: ")[2]
+    return wrong.partition(". Enable '")[0]  # its advice is about options that no caller has
