@@ -3,127 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from fixtures.virtual_fleet import TO_ZERO, World, deployment
 from toque.errors import ConflictError
-from toque.fleet.admin import FleetAdmin
 from toque.fleet.controller import Controller
-from toque.fleet.launch import Launch
-from toque.fleet.link import DirectLink
 from toque.fleet.placement.base import ReplicaSpec
-from toque.fleet.placement.fake import Behaviour, FakePlacement
-from toque.fleet.revisions import first_row
-from toque.fleet.spec import DeploymentSpec, Resources, RolloutPolicy, ScalingPolicy
-from toque.fleet.store import DeploymentRow, MemoryFleetStore, Revision
-from toque.routing.base import DeploymentSignals, ReplicaState, RoutingTable, VersionOutcomes
+from toque.fleet.placement.fake import Behaviour
+from toque.fleet.spec import RolloutPolicy, ScalingPolicy
+from toque.fleet.store import DeploymentRow
+from toque.routing.base import ReplicaState, VersionOutcomes
 from toque.types import EngineStats
-
-ONE = ScalingPolicy()
-SURGE = RolloutPolicy(strategy="surge")
-TO_ZERO = ScalingPolicy(min_replicas=0, downscale_to_zero_delay_s=10.0)
-
-
-def deployment(
-    name: str = "m",
-    model: str = "/models/v1",
-    *,
-    scaling: ScalingPolicy = ONE,
-    rollout: RolloutPolicy = SURGE,
-    memory_mb: int = 100,
-    evictable: bool = True,
-) -> DeploymentSpec:
-    return DeploymentSpec(
-        name,
-        model,
-        scaling=scaling,
-        rollout=rollout,
-        resources=Resources(memory_mb=memory_mb),
-        evictable=evictable,
-        grace_s=5.0,
-    )
-
-
-async def resolve(reference: str) -> Revision:
-    return Revision(reference, reference, reference, label=Path(reference).name)
-
-
-class World:
-    """A fleet without processes, seconds that pass when told to, and a gateway that says what it is told."""
-
-    def __init__(
-        self,
-        behaviour: Callable[[ReplicaSpec], Behaviour] = lambda spec: Behaviour(load_s=1.0),
-        *,
-        memory_mb: int = 1000,
-    ) -> None:
-        self.placement = FakePlacement(behaviour)
-        self.store = MemoryFleetStore()
-        self.tables: Mapping[str, RoutingTable] = {}
-        self.history: list[Mapping[str, RoutingTable]] = []
-        self.signals: dict[str, DeploymentSignals] = {}
-        self.controller = self.another("one", memory_mb)
-        self.link = DirectLink(self.store, self.controller.stir, self.placement.clock)
-        self.admin = FleetAdmin(self.store, resolve, self.controller.stir, clock=self.placement.clock)
-
-    def another(self, holder: str, memory_mb: int = 1000) -> Controller:
-        return Controller(
-            self.store,
-            self.placement,
-            self.placement,
-            Launch(Path("/run"), command=lambda revision: ["replica", "--model", revision.path]),
-            holder=holder,
-            memory_mb=memory_mb,
-            on_tables=self._on_tables,
-            clock=self.placement.clock,
-            monotonic=self.placement.clock,
-        )
-
-    async def deploy(self, *specs: DeploymentSpec) -> None:
-        for spec in specs:
-            assert await self.store.put(first_row(spec, await resolve(spec.model), self.placement.now))
-
-    async def run(self, seconds: float, step: float = 0.25) -> None:
-        for _ in range(round(seconds / step)):
-            await self.look()
-            await self.placement.pass_time(step)
-        await self.look()
-
-    async def look(self) -> None:
-        self._report()
-        for _ in range(20):
-            rounds = [await self.controller.round() for _ in range(2)]
-            if all(rounds):
-                break
-        await self.placement.pass_time(0.0)
-
-    def say(self, name: str, **signals: object) -> None:
-        self.signals[name] = DeploymentSignals(name, **signals)  # type: ignore[arg-type]
-
-    def table(self, name: str = "m") -> RoutingTable:
-        return self.tables[name]
-
-    def states(self, name: str = "m") -> list[str]:
-        return sorted(entry.state.value for entry in self.table(name).entries)
-
-    def serving(self, name: str = "m") -> list[str]:
-        """The models of the replicas that are ready and take requests."""
-        return sorted(
-            entry.version for entry in self.table(name).entries if entry.state is ReplicaState.READY
-        )
-
-    def resident(self) -> list[str]:
-        return sorted(replica_id.rsplit("-", 1)[0] for replica_id in self.placement.processes)
-
-    def _report(self) -> None:
-        self.link.report("gateway", list(self.signals.values()))
-
-    def _on_tables(self, tables: Mapping[str, RoutingTable]) -> None:
-        self.tables = tables
-        self.history.append(tables)
 
 
 async def test_a_deployment_gets_its_replicas_and_their_table() -> None:

@@ -14,6 +14,7 @@ from toque.fleet.lifecycle import ended, ending, exists, seen
 from toque.fleet.placement.base import Observed
 from toque.fleet.reconcile import REFUSED, Desired, Plan, Refusal, Room, plan
 from toque.fleet.restart import RestartPolicy
+from toque.fleet.revisions import pruned
 from toque.fleet.rollout import Wanted
 from toque.fleet.routes import table_of
 from toque.fleet.service_rate import ServiceRate
@@ -159,6 +160,7 @@ class Decider:
         memory = self._scaling.get(row.name, ScalingMemory())
         row, self._scaling[row.name] = scaled(row, what, memory, monotonic=monotonic, now=now)
         row, wanted = rolled(row, what, now)
+        row = pruned(row, (replica.revision for replica in own))
         if row.observed_generation != row.generation:
             row = replace(row, observed_generation=row.generation)
         serving = any(replica.state is ReplicaState.READY and not replica.gone for replica in own)

@@ -15,6 +15,8 @@ from toque.fleet.signals import Demand
 from toque.fleet.store import DeploymentRow, ReplicaRow
 from toque.routing.base import ReplicaState, VersionOutcomes
 
+STOPPED = "stopped by request"
+
 
 class Seen(Struct, frozen=True):
     """What there is of one deployment. ``health`` by replica id, ``outcomes`` by revision; ``tokens_per_second``:
@@ -39,7 +41,7 @@ def scaled(
 ) -> tuple[DeploymentRow, ScalingMemory]:
     """The row with its target and the reason for it."""
     if row.stopped or row.deleted:
-        return _aim(row, 0, "stopped by request" if row.stopped else "deleted"), memory
+        return _aim(row, 0, STOPPED if row.stopped else "deleted"), memory
     answering = [r for r in seen.replicas if not r.gone and r.state is ReplicaState.READY]
     stats = [seen.health[r.id].stats for r in answering if r.id in seen.health]
     need = row.revision(row.current).memory_mb
@@ -69,7 +71,7 @@ def scaled(
     target = decision.replicas
     if target == 0 and row.target and seen.at_work:
         target = 1  # the last word: nothing is put to sleep while it works
-    if target == row.target and row.reason:
+    if target == row.target and row.reason not in ("", STOPPED):
         return row, decision.memory  # its figures change all the time, and are not worth a write
     return _aim(row, target, decision.reason), decision.memory
 

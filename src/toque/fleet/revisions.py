@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -63,15 +64,27 @@ def roll(row: DeploymentRow, new: Revision, policy: RolloutPolicy, now: float) -
         raise ConflictError(f"deployment {row.name} runs {new.label or new.key} already")
     if row.stopped:
         return switch(row, new)
-    kept = tuple(revision for revision in row.revisions if revision.key == row.current)
     number = 1 if row.rollout is None else row.rollout.number + 1
     rollout = rollouts.begin(number, row.current, new.key, policy, now)
-    return replace(row, revisions=(*kept, new), previous="", rollout=rollout)
+    return replace(row, revisions=_with(row, new), previous="", rollout=rollout)
 
 
 def switch(row: DeploymentRow, new: Revision) -> DeploymentRow:
     """Without any replicas there is nothing to roll out."""
     if new.key == row.current:
         return row
-    kept = tuple(revision for revision in row.revisions if revision.key == row.current)
-    return replace(row, revisions=(*kept, new), previous=row.current, current=new.key)
+    return replace(row, revisions=_with(row, new), previous=row.current, current=new.key)
+
+
+def pruned(row: DeploymentRow, running: Iterable[str]) -> DeploymentRow:
+    """Without revisions that nothing runs (``running``: keys) and nothing leads back to."""
+    needed = {row.current, row.previous, *running}
+    if row.rollout is not None:
+        needed |= {row.rollout.old, row.rollout.new}
+    kept = tuple(revision for revision in row.revisions if revision.key in needed)
+    return row if len(kept) == len(row.revisions) else replace(row, revisions=kept)
+
+
+def _with(row: DeploymentRow, new: Revision) -> tuple[Revision, ...]:
+    """Those that are not needed any more go once none of their replicas is left."""
+    return (*(revision for revision in row.revisions if revision.key != new.key), new)

@@ -17,8 +17,9 @@
                  restoring ───────────────────────▶ returned
 
 Guarantees, for any order of observations: the shares sum to 1; outside a swap no replica is asked to stop unless as
-many as are wanted are ready without it; at most ``max_surge`` processes more than wanted exist; whatever was begun
-ends in done or returned once its replicas come up, and after `undo` only in returned.
+many as are wanted are ready without it (but on the way back not for longer than ``ready_timeout_s``); at most
+``max_surge`` processes more than wanted exist; whatever was begun ends in done or returned once its replicas come up,
+and after `undo` only in returned.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def advance(
         state = _end(rollout, Phase.RETURNED, now, rollout.reason)
     else:
         state = rollout
-    return replace(state, new_replicas=_new_replicas(state, target, old, new))
+    return replace(state, new_replicas=_new_replicas(state, least, old, new, now))
 
 
 def wanted(rollout: Rollout, target: int, old: RevisionView, new: RevisionView) -> Wanted:
@@ -291,12 +292,15 @@ def _late(rollout: Rollout, new: RevisionView, now: float) -> str:
     return ""
 
 
-def _new_replicas(rollout: Rollout, target: int, old: RevisionView, new: RevisionView) -> int:
+def _new_replicas(rollout: Rollout, target: int, old: RevisionView, new: RevisionView, now: float) -> int:
     phase, before = rollout.phase, rollout.new_replicas
     if phase in (Phase.PENDING, Phase.EMPTYING, Phase.RESTORING, Phase.RETURNED):
         return 0
     if phase is Phase.RETURNING:
-        return min(before, max(0, target - old.ready))
+        # What keeps the old ones from coming back may be the room that the new ones have.
+        overdue = now - rollout.since > rollout.policy.ready_timeout_s
+        return 0 if overdue else min(before, max(0, target - old.ready))
+    target = max(target, 1)
     if phase in (Phase.LOADING, Phase.DONE):
         return target
     if rollout.paused:
