@@ -56,6 +56,7 @@ class Decider:
         self._bounds = bounds
         self._lives: dict[Key, Life] = {}
         self._policies: dict[str, RestartPolicy] = {}
+        self._ended: dict[str, tuple[ReplicaRow, ReplicaRow]] = {}  # by id: the row, and what became of it
         self._scaling: dict[str, ScalingMemory] = {}
         self._rates: dict[str, ServiceRate] = {}
         self._used: dict[str, float] = {}
@@ -116,6 +117,9 @@ class Decider:
         """The row after a look at its process; None if both are gone."""
         if not exists(row):
             return None if row.gone else row
+        counted = self._ended.get(row.id)
+        if counted is not None and counted[0] == row:  # what the last round decided was not stored
+            return counted[1]
         life = self._lives.setdefault((row.id, row.epoch), Life(self._bounds))
         hang = life.judge(monotonic, health)
         if row.gone:
@@ -126,7 +130,9 @@ class Decider:
             return seen(row, observed, health, now)
         del self._lives[row.id, row.epoch]
         policy = self._policies.setdefault(row.id, RestartPolicy())
-        return ended(row, end, policy, ready_s=life.ready_s(), now=now)
+        after = ended(row, end, policy, ready_s=life.ready_s(), now=now)
+        self._ended[row.id] = row, after
+        return after
 
     def _desire(
         self,
@@ -183,6 +189,7 @@ class Decider:
         known = {(row.id, row.epoch) for row in replicas.values()}
         self._lives = {key: life for key, life in self._lives.items() if key in known}
         self._policies = {key: policy for key, policy in self._policies.items() if key in replicas}
+        self._ended = {key: counted for key, counted in self._ended.items() if key in replicas}
         for memory in (self._scaling, self._rates, self._used):
             for name in [name for name in memory if name not in rows]:
                 del memory[name]

@@ -1,0 +1,25 @@
+"""What a round of the controller decides, where it is not stored."""
+
+from __future__ import annotations
+
+from toque.fleet.decide import Decider
+from toque.fleet.health import HangBounds
+from toque.fleet.placement.base import Observed
+from toque.fleet.store import ReplicaRow
+from toque.routing.base import ReplicaState
+
+
+def test_a_death_whose_round_was_not_stored_counts_once() -> None:
+    """Another writer was first, so the round is decided again on the same rows: one death is no crash loop."""
+    decider = Decider(HangBounds())
+    row = ReplicaRow("m-0", "m", "/models/v1", epoch=3, address="/s", state=ReplicaState.STARTING)
+    dead = Observed("m-0", 3, "/s", "77", exit_status=9, last_error="exit status 9")
+
+    def decide(now: float) -> ReplicaRow:
+        found = decider._live(row, dead, None, now, now)
+        assert found is not None
+        return found
+
+    first = decide(1.0)
+    assert (first.state, first.restarts) == (ReplicaState.STARTING, 1)
+    assert decide(2.0) == decide(3.0) == first
