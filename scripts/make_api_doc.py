@@ -50,6 +50,11 @@ def _paths() -> str:
         key = () if not operation.needs_key else (401,)
         statuses = ", ".join(map(str, sorted({200, 403, 500, *operation.statuses, *key})))
         lines.append(f"| {operation.method} | `{operation.pattern}` | {operation.summary} | {statuses} |")
+    lines += ["", "| path | parameter | in | |", "|---|---|---|---|"]
+    for operation in OPERATIONS:
+        for parameter in operation.parameters:
+            text = parameter.text.replace("|", "\\|")
+            lines.append(f"| `{operation.pattern}` | `{parameter.name}` | {parameter.place} | {text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -62,6 +62,8 @@ def test_random_requests_get_documented_answers(case: Any) -> None:
         case.path_parameters["id"] = "chat"  # as the deployments, which others of these requests make
     if isinstance(case.body, dict) and "name" in case.body:
         case.body["name"] = "chat"
+    if "X-Request-Timeout" in (case.headers or {}):
+        case.headers["X-Request-Timeout"] = "60"  # a deadline within the moment ends in 504, as was asked
     answer = case.call(headers={"host": "127.0.0.1"})
     case.validate_response(answer, checks=[CHECKS.get_one(name) for name in HELD])
 
@@ -160,3 +162,34 @@ async def test_failures_of_engines_and_limits_have_documented_statuses() -> None
         await _has(await w.client.get("/v1/models/parrot"), "/v1/models/{id:path}", 503)
     async with world(Plan(flags={"limits.max_body_bytes": 10})) as w:
         await _has(await w.complete(), path, 413)
+
+
+async def test_the_document_names_what_may_be_asked_beside_a_body(parrot: World) -> None:
+    found = (await parrot.client.get("/openapi.json")).json()["paths"]
+
+    def names(method: str, path: str, place: str) -> set[str]:
+        parameters = found[path][method].get("parameters", [])
+        return {parameter["name"].lower() for parameter in parameters if parameter["in"] == place}
+
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank"):
+        assert names("post", path, "header") == {"x-request-timeout", "idempotency-key", "traceparent"}
+    assert names("get", "/admin/v1/usage", "query") == {
+        *("group_by", "since", "until", "month", "format"),
+        *("model", "version", "tenant", "key", "endpoint"),
+    }
+    assert names("get", "/admin/v1/versions", "query") == {"model", "all"}
+    assert names("get", "/admin/v1/aliases", "query") == {"model"}
+    assert names("get", "/admin/v1/replicas", "query") == {"deployment"}
+    content = found["/admin/v1/usage"]["get"]["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "text/csv"}
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("x=1", "x"), ("deployment=a&deployment=b", "deployment"), ("&".join(["a"] * 33), None)],
+)
+async def test_a_query_that_is_not_known_is_refused(query: str, param: str | None) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(APP), base_url="http://127.0.0.1") as client:
+        answer = await client.get(f"/admin/v1/replicas?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param

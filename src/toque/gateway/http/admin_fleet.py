@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta, Struct
@@ -25,11 +24,13 @@ from toque.gateway.http.body import decode
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.generate import receive_json
 from toque.gateway.http.operations import Operation
+from toque.gateway.http.parameters import Parameter, read_query
 
 if TYPE_CHECKING:
     from toque.fleet.admin import FleetAdmin
 
 log = logging.getLogger("toque.gateway")
+_DEPLOYMENT = Parameter("deployment", "Only those of this deployment.")
 T = TypeVar("T", bound=Struct)
 
 
@@ -129,11 +130,7 @@ async def restart_deployment(exchange: Exchange, gateway: Gateway) -> None:
 async def list_replicas(exchange: Exchange, gateway: Gateway) -> None:
     """Query: ``deployment``, for those of one only."""
     fleet = _fleet(exchange, gateway)
-    asked = dict(parse_qsl(exchange.scope["query_string"].decode("latin-1"), max_num_fields=32))
-    deployment = asked.pop("deployment", "")
-    if asked:
-        name = next(iter(asked))[:40]
-        raise RequestError(f"replicas knows no parameter {name!r}; it knows deployment", param=name)
+    deployment = read_query(exchange, (_DEPLOYMENT,)).get("deployment", "")
     await _answer(exchange, {"object": "list", "data": await fleet.replicas(deployment)})
 
 
@@ -277,6 +274,7 @@ OPERATIONS: tuple[Operation, ...] = (
         list_replicas,
         "The replica processes.",
         answer=ReplicaList,
+        parameters=(_DEPLOYMENT,),
         statuses=_READ,
     ),
     Operation(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,6 +20,7 @@ from toque.gateway.http.body import decode
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.generate import receive_json
 from toque.gateway.http.operations import Operation
+from toque.gateway.http.parameters import Parameter, read_query
 from toque.registry.names import AliasRef, FileRef, check_alias, check_name, parse_reference
 from toque.registry.version import (
     Alias,
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("toque.gateway")
 T = TypeVar("T")
 B = TypeVar("B", bound=Struct)
+
+_MODEL = Parameter("model", "Only those of this model.", {"type": "string", "minLength": 1, "maxLength": 96})
+_ALL = Parameter("all", "`true`: also those that failed or are archived.", {"enum": ["true", "false"]})
 
 
 class RegisteredModels(Struct):
@@ -109,7 +112,7 @@ async def list_registered(exchange: Exchange, gateway: Gateway) -> None:
 
 async def list_versions(exchange: Exchange, gateway: Gateway) -> None:
     """Query: ``model``, for those of one only; ``all=true``, also for those that failed or are archived."""
-    asked = _parameters(exchange, ("model", "all"))
+    asked = _parameters(exchange, (_MODEL, _ALL))
     every, name = asked.get("all", "false"), asked.get("model")
     if every not in ("true", "false"):
         raise RequestError(f"all is true or false, got {every[:20]!r}", param="all")
@@ -151,7 +154,7 @@ async def archive_version(exchange: Exchange, gateway: Gateway) -> None:
 
 async def list_aliases(exchange: Exchange, gateway: Gateway) -> None:
     """Query: ``model``, for those of one only."""
-    name = _parameters(exchange, ("model",)).get("model")
+    name = _parameters(exchange, (_MODEL,)).get("model")
     await _list(exchange, gateway, lambda registry: registry.database.aliases(name))
 
 
@@ -213,13 +216,8 @@ async def _list(exchange: Exchange, gateway: Gateway, question: Callable[[Regist
     await _answer(exchange, {"object": "list", "data": data})
 
 
-def _parameters(exchange: Exchange, known: tuple[str, ...]) -> dict[str, str]:
-    query = exchange.scope["query_string"].decode("latin-1")
-    asked = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=32))
-    for name in asked:
-        if name not in known:
-            listed = ", ".join(known) or "none"
-            raise RequestError(f"unknown parameter {name[:40]!r}; known: {listed}", param=name[:40])
+def _parameters(exchange: Exchange, known: tuple[Parameter, ...]) -> dict[str, str]:
+    asked = read_query(exchange, known)
     if "model" in asked:
         check_name(asked["model"])
     return asked
@@ -273,6 +271,7 @@ OPERATIONS: tuple[Operation, ...] = (
         list_versions,
         "The versions of all registered models, or of one.",
         answer=ModelVersions,
+        parameters=(_MODEL, _ALL),
         statuses=_READ,
     ),
     Operation(
@@ -306,6 +305,7 @@ OPERATIONS: tuple[Operation, ...] = (
         list_aliases,
         "Where aliases point.",
         answer=Aliases,
+        parameters=(_MODEL,),
         statuses=_READ,
     ),
     Operation(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +16,7 @@ from toque.errors import NotFoundError, RequestError
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.exchange import Exchange
 from toque.gateway.http.operations import Operation
+from toque.gateway.http.parameters import Parameter, read_query
 from toque.monitor.cost import per_million
 from toque.monitor.timeline import moments
 from toque.routing.pool import ReplicaPool
@@ -29,7 +29,21 @@ if TYPE_CHECKING:
     from toque.monitor.ledger.usage import UsageQuery
 
 _FILTERS = ("model", "version", "tenant", "key", "endpoint")
-_KNOWN = frozenset({*_FILTERS, "group_by", "since", "until", "month", "format"})
+_MOMENT = (
+    "`24h` or `7d` ago, `2026-09-01`, `2026-09-01T12:00` (UTC unless it says), or seconds since the epoch"
+)
+_QUERY = (
+    Parameter(
+        "group_by",
+        "`model`, `version`, `tenant`, `key`, `endpoint`, and `hour` or `day`, comma-separated; `model` if left out, "
+        "and with a `month` `tenant,key,model`.",
+    ),
+    Parameter("since", f"The first moment that counts: {_MOMENT}; `30d` if left out."),
+    Parameter("until", f"The first moment that does not: {_MOMENT}; now if left out."),
+    Parameter("month", "A calendar month such as `2026-09`, instead of `since` and `until`."),
+    Parameter("format", "`json`, or `csv` for spreadsheets.", {"enum": ["json", "csv"], "default": "json"}),
+    *(Parameter(name, f"Only what has this {name}.") for name in _FILTERS),
+)
 _CSV = [(b"content-type", b"text/csv; charset=utf-8")]
 
 
@@ -60,7 +74,7 @@ class StatsAnswer(Struct):
 async def usage(exchange: Exchange, gateway: Gateway) -> None:
     """Query: ``group_by`` (comma-separated), ``since``, ``until`` or ``month``, filters, ``format=csv``."""
     ledger = _ledger(gateway)
-    asked = _parameters(exchange)
+    asked = read_query(exchange, _QUERY)
     wants_csv = asked.pop("format", "json")
     if wants_csv not in ("json", "csv"):
         raise RequestError(f"format is json or csv, got {wants_csv[:20]!r}", param="format")
@@ -145,22 +159,6 @@ def _ledger(gateway: Gateway) -> Ledger:
     return gateway.ledger
 
 
-def _parameters(exchange: Exchange) -> dict[str, str]:
-    pairs = parse_qsl(
-        exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=32
-    )
-    asked = dict(pairs)
-    for name in asked:
-        if name not in _KNOWN:
-            raise RequestError(
-                f"usage knows no parameter {name[:40]!r}; it knows {', '.join(sorted(_KNOWN))}",
-                param=name[:40],
-            )
-    if len(asked) != len(pairs):
-        raise RequestError("a parameter was given twice", param="group_by")
-    return asked
-
-
 def _own_tenant_only(asked: dict[str, str], tenant: str) -> None:
     if asked.setdefault("tenant", tenant) != tenant:
         raise NotFoundError(f"this key sees the usage of its own tenant, {tenant!r}", param="tenant")
@@ -205,6 +203,8 @@ OPERATIONS: tuple[Operation, ...] = (
         usage,
         "Usage, prices and costs from the ledger, grouped as asked.",
         answer=LedgerUsage,
+        parameters=_QUERY,
+        other_content=("text/csv",),
         statuses=(400, 404, 429, 503),
     ),
     Operation(

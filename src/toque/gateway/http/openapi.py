@@ -59,14 +59,14 @@ def _operation(operation: Operation, ref: _Refs) -> dict[str, Any]:
         found["parameters"] = [
             {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         ]
-    if operation.once:
+    for parameter in operation.parameters:
         found.setdefault("parameters", []).append(
             {
-                "name": "Idempotency-Key",
-                "in": "header",
+                "name": parameter.name,
+                "in": parameter.place,
                 "required": False,
-                "description": "The same key with the same body gets the first answer again.",
-                "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+                "description": parameter.text,
+                "schema": parameter.schema,
             }
         )
     body = operation.body or operation.document
@@ -84,6 +84,7 @@ def _responses(operation: Operation, ref: _Refs) -> dict[str, Any]:
         content[operation.content_type] = {"schema": ref[operation.answer]}
     else:
         content[operation.content_type] = {"schema": {"type": "string"}}
+    content |= {kind: {"schema": {"type": "string"}} for kind in operation.other_content}
     if operation.events is not None:
         content["text/event-stream"] = {"schema": _event(operation.events, ref)}
     responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}

@@ -19,6 +19,7 @@ from toque.gateway.http import (
     tokens,
 )
 from toque.gateway.http.exchange import Exchange
+from toque.gateway.http.parameters import IDEMPOTENCY_KEY, REQUEST_TIMEOUT, TRACEPARENT, Parameter
 
 Handler = Callable[[Exchange, Gateway], Awaitable[None]]
 
@@ -29,7 +30,8 @@ class Operation:
 
     ``answer`` is the body of a 200 (bytes: of ``content_type``), ``events`` the data of each event of a stream.
     ``statuses`` are those besides 200 and the ones that every operation has. ``needs_key`` is false where
-    orchestrators and browsers ask, who have none. ``once``: an ``Idempotency-Key`` is honoured.
+    orchestrators and browsers ask, who have none. ``once``: an ``Idempotency-Key`` is honoured. ``parameters``: of the
+    query, and headers. ``other_content``: what else a 200 may be, as text.
     """
 
     method: str
@@ -44,6 +46,8 @@ class Operation:
     statuses: tuple[int, ...] = ()
     needs_key: bool = True
     once: bool = False
+    parameters: tuple[Parameter, ...] = ()
+    other_content: tuple[str, ...] = ()
 
     @property
     def pattern(self) -> str:
@@ -55,6 +59,7 @@ class Operation:
 # was used for something else; limits, our fault, no replica, deadline.
 _WITH_BODY = (400, 404, 413)
 _WITH_ENGINE = (*_WITH_BODY, 409, 422, 429, 500, 503, 504)
+_HEADERS = (REQUEST_TIMEOUT, IDEMPOTENCY_KEY, TRACEPARENT)
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -67,6 +72,7 @@ OPERATIONS: tuple[Operation, ...] = (
         events=answers.ChatCompletionChunk,
         statuses=_WITH_ENGINE,
         once=True,
+        parameters=_HEADERS,
     ),
     Operation(
         "POST",
@@ -78,6 +84,7 @@ OPERATIONS: tuple[Operation, ...] = (
         events=answers.Completion,
         statuses=_WITH_ENGINE,
         once=True,
+        parameters=_HEADERS,
     ),
     Operation(
         "POST",
@@ -88,6 +95,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=embedding_types.EmbeddingBody,
         statuses=_WITH_ENGINE,
         once=True,
+        parameters=_HEADERS,
     ),
     Operation(
         "POST",
@@ -98,6 +106,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=embedding_types.RerankBody,
         statuses=_WITH_ENGINE,
         once=True,
+        parameters=_HEADERS,
     ),
     Operation(
         "GET",

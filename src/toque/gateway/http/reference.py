@@ -80,6 +80,13 @@ def _section(operation: Operation) -> str:
         f"<h2><code>{operation.method} {html.escape(operation.pattern)}</code></h2>",
         f"<p>{html.escape(operation.summary)}{key}</p>",
     ]
+    if operation.parameters:
+        parts.append("<table><tr><th>Parameter<th>In<th></tr>")
+        for parameter in operation.parameters:
+            parts.append(
+                f"<tr><td><code>{parameter.name}</code><td>{parameter.place}<td>{_prose(parameter.text)}</tr>"
+            )
+        parts.append("</table>")
     if operation.body is not None:
         parts.append(_fields(operation.body))
     if operation.document is not None:
