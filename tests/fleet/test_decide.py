@@ -12,7 +12,7 @@ from toque.routing.base import ReplicaState
 def test_a_death_whose_round_was_not_stored_counts_once() -> None:
     """Another writer was first, so the round is decided again on the same rows: one death is no crash loop."""
     decider = Decider(HangBounds())
-    row = ReplicaRow("m-0", "m", "/models/v1", epoch=3, address="/s", state=ReplicaState.STARTING)
+    row = ReplicaRow("m-0", "m", "/models/v1", epoch=3, address="/s", started_at=0.5)
     dead = Observed("m-0", 3, "/s", "77", exit_status=9, last_error="exit status 9")
 
     def decide(now: float) -> ReplicaRow:
