@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import llguidance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from fixtures.byte_grammars import (
     walk,
     whitespace_choice,
 )
-from toque.errors import RequestError
+from toque.errors import GrammarError, RequestError
 from toque.text.grammar.spec import GrammarKind, GrammarSpec, ToolSpec, enforced_dialect
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 200}}, "required": ["age"]}
@@ -380,3 +381,35 @@ def test_a_grammar_is_compiled_once_and_copied_for_each_answer() -> None:
     for thread in threads:
         thread.join()
     assert found == [True] * 80
+
+
+def test_what_was_refused_is_refused_again_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    real = llguidance.LLMatcher
+
+    def counted(tokens: Any, source: str, **options: Any) -> Any:
+        compiled.append(source)
+        return real(tokens, source, **options)
+
+    monkeypatch.setattr(llguidance, "LLMatcher", counted)
+    shared = compiler()
+    bad = GrammarSpec.regex("a(b").encode()
+    errors = []
+    for _ in range(3):
+        with pytest.raises(GrammarError) as caught:
+            shared.compile(bad)
+        errors.append((caught.value.message, caught.value.param, caught.value.status))
+    assert len(compiled) == 1
+    assert errors == errors[:1] * 3
+    assert errors[0][1] == "structured_outputs.regex"
+    shared.compile(GrammarSpec.regex("a(b)").encode())  # another one is looked at
+    assert len(compiled) == 2
+
+
+def test_only_so_many_refusals_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toque.text.grammar.compiler._KEPT_REFUSALS", 2)
+    shared = compiler()
+    for pattern in ("a(", "b(", "a(", "c(", "a("):
+        with pytest.raises(GrammarError):
+            shared.compile(GrammarSpec.regex(pattern).encode())
+        assert len(shared._refusals) <= 2

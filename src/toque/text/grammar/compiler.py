@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from toque.errors import EngineError, GrammarError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from toque.text.tokenizer import Tokenizer
 
 _KEPT = 64  # compiled grammars, by their text
+_KEPT_REFUSALS = 256  # a digest and at most 400 characters each
 # Work, not seconds, is what the library can bound; on a slow machine these are about 0.2 s to compile and 10 ms a mask.
 _LIMITS: dict[str, Any] = {
     # Counts of counts (x{5000}{5000}) take all of it: then 0.15 s to compile, and the first mask of each answer 30 ms
@@ -91,9 +93,29 @@ class Compiler:
         self._special: dict[str, int] = {}
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._refusals: OrderedDict[bytes, tuple[str, str | None]] = OrderedDict()
 
     def compile(self, encoded: str) -> Matcher:
-        """A fresh matcher for an encoded `GrammarSpec`. Raises GrammarError for what is no grammar, or too large."""
+        """A fresh matcher for an encoded `GrammarSpec`. Raises GrammarError for what is no grammar, or too large.
+
+        A refusal is remembered, too: the limits bound work and not time, so what was refused once always would be.
+        """
+        name = blake2b(encoded.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        with self._lock:
+            refused = self._refusals.get(name)
+            if refused is not None:
+                self._refusals.move_to_end(name)
+                raise GrammarError(refused[0], param=refused[1])
+        try:
+            return self._compile(encoded)
+        except GrammarError as error:
+            with self._lock:
+                self._refusals[name] = (error.message, error.param)
+                if len(self._refusals) > _KEPT_REFUSALS:
+                    self._refusals.popitem(last=False)
+            raise
+
+    def _compile(self, encoded: str) -> Matcher:
         from llguidance import LLMatcher, LLParserLimits
 
         spec = GrammarSpec.decode(encoded)
