@@ -62,8 +62,13 @@ FENCED = {
     "safetensors": set(),  # tests write files with it; reading is our own
     "transformers": set(),
     "sqlalchemy": {
-        "sql.py", "monitor/ledger", "registry/database.py", "registry/tables.py", "registry/migrations",
-        "fleet/tables.py", "fleet/sql_store.py",
+        "sql.py",
+        "monitor/ledger",
+        "registry/database.py",
+        "registry/tables.py",
+        "registry/migrations",
+        "fleet/tables.py",
+        "fleet/sql_store.py",
     },
     "opentelemetry": {"monitor/span_sender.py"},
     "pynvml": {"monitor/devices.py"},
@@ -136,5 +141,11 @@ def test_serving_on_a_cpu_never_imports_torch() -> None:
 def test_the_public_surface() -> None:
     import toque
 
-    assert sorted(toque.__all__) == ["LLM", "SamplingParams", "StructuredOutputs", "ToqueError", "__version__"]
+    assert sorted(toque.__all__) == [
+        "LLM",
+        "SamplingParams",
+        "StructuredOutputs",
+        "ToqueError",
+        "__version__",
+    ]
     assert all(getattr(toque, name) is not None for name in toque.__all__)

@@ -32,7 +32,11 @@ CHECKED = (
     "rollout.max_surge",
     "grace_s",
 )
-PARTS: dict[str, type[msgspec.Struct]] = {"scaling": ScalingPolicy, "rollout": RolloutPolicy, "resources": Resources}
+PARTS: dict[str, type[msgspec.Struct]] = {
+    "scaling": ScalingPolicy,
+    "rollout": RolloutPolicy,
+    "resources": Resources,
+}
 
 
 def test_every_row_of_the_failure_matrix_names_a_test() -> None:

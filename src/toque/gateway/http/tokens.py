@@ -55,9 +55,7 @@ async def detokenize_ids(exchange: Exchange, gateway: Gateway) -> None:
                 param=f"tokens[{position}]",
             )
     tokens = body.tokens
-    text = await gateway.pool.run(
-        len(tokens), lambda: face.tokenizer.decode(tokens, skip_special=False)
-    )
+    text = await gateway.pool.run(len(tokens), lambda: face.tokenizer.decode(tokens, skip_special=False))
     await exchange.answer(200, msgspec.json.encode({"prompt": text}))
 
 
