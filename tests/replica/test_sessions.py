@@ -148,7 +148,9 @@ async def test_sigterm_drains_and_ends_what_outlives_the_grace(start_replica: St
     await session.close()
 
 
-async def test_a_second_sigterm_ends_what_is_left(start_replica: Start, run_folder: Path) -> None:
+async def test_sigterm_again_changes_nothing_and_sigint_ends_what_is_left(
+    start_replica: Start, run_folder: Path
+) -> None:
     process = start_replica("--step-s", "0.01", "--drain-s", "60")
     session = ReplicaSession("r", str(run_folder / "r.sock"))
     session.start()
@@ -160,6 +162,9 @@ async def test_a_second_sigterm_ends_what_is_left(start_replica: Start, run_fold
     assert flat([await anext(stream)]) == [1]
     for _ in range(50):  # also while it is busy with the ones before
         process.send_signal(signal.SIGTERM)
+    await asyncio.sleep(0.2)
+    assert len(flat([await anext(stream) for _ in range(30)])) >= 30
+    process.send_signal(signal.SIGINT)
     with pytest.raises(UnavailableError, match="the grace period is over"):
         async for _ in stream:
             pass

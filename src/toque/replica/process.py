@@ -108,7 +108,8 @@ def _serve(
 
 
 class _Signals:
-    """The first SIGTERM or SIGINT drains; a later one ends what is left.
+    """The first SIGTERM or SIGINT drains; a later SIGINT ends what is left. A later SIGTERM changes nothing: who takes
+    over from a controller in the middle of a stop asks again, and whoever is in a hurry has SIGKILL.
 
     The handler only notes the signal: it may interrupt this thread while it holds a lock that draining needs.
     """
@@ -123,9 +124,10 @@ class _Signals:
 
     def act(self) -> None:
         while self._noted:
-            name = signal.Signals(self._noted.pop(0)).name
+            number = signal.Signals(self._noted.pop(0))
             again = self._replica.draining_s is not None
-            self._replica.drain(0.0 if again else self._grace_s, f"asked to by {name}")
+            if not again or number == signal.SIGINT:
+                self._replica.drain(0.0 if again else self._grace_s, f"asked to by {number.name}")
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self._noted.append(signum)

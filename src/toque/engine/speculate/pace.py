@@ -12,7 +12,7 @@ _BELIEF_RANGE = (0.02, 0.99)
 
 _LEVEL_RATE = 0.2
 _SHAPE_RATE = 0.15
-_LEAST_GAIN = 1.06  # guessing must promise this much more than a plain step
+LEAST_GAIN = 1.06  # guessing must promise this much more than a plain step
 _FORGOTTEN = 0.997  # of what was measured of a size, what is left a step later if it was not measured again
 _ROW_SHARE = 0.15  # of a step's fixed cost, what one more row costs where nothing was measured
 _OUTLIER = math.log(2.0)
@@ -129,7 +129,7 @@ def best_counts(
         reverse=True,
     )
     expected, deepest = float(sure), 0
-    best_rate, best = _LEAST_GAIN * sure / seconds[0], 0
+    best_rate, best = LEAST_GAIN * sure / seconds[0], 0
     for taken, (gain, depth, _) in enumerate(ranked[: len(seconds) - 1], start=1):
         expected += gain
         deepest = max(deepest, 1 - depth)

@@ -204,4 +204,6 @@ def _reason(why: str) -> str:
         return f"in a regular expression: {wrong}"
     first = lines[0] if lines else "it is not valid"
     wrong = first.rpartition("failed to compile JSON schema: ")[2]
+    if wrong.startswith("circular references with sibling keys"):
+        return "$ref to a schema around it is not supported beside other keywords"
     return wrong.partition(". Enable '")[0]  # its advice is about options that no caller has
