@@ -9,7 +9,9 @@ SQLAlchemy takes a third of a second to import: nothing that stands before a ser
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,9 +195,23 @@ def _create(url: str, schema: Schema) -> tuple[str, Engine]:
 def _set_up(connection: Any, _: object) -> None:
     connection.isolation_level = None  # transactions are begun here, not guessed by the driver
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
+    _use_wal(cursor)
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
+
+
+def _use_wal(cursor: Any) -> None:
+    """Two who open a new file at once both want to change its journal: the second is refused without being made to
+    wait, whatever its timeout says, so it waits here."""
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= until:
+                raise
+            time.sleep(0.01)
 
 
 def _set_up_durable(connection: Any, record: object) -> None:

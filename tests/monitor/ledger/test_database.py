@@ -220,3 +220,24 @@ def test_a_file_that_is_no_database_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"something else entirely, and long enough" * 50)
     with pytest.raises(StoreError, match="not a database"):
         Database(f"sqlite:///{tmp_path}/ledger.db")
+
+
+def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    """The first change of a file's journal is refused to all but one, without waiting; they try again."""
+    errors: list[Exception] = []
+    for number in range(15):
+        start = threading.Barrier(4)
+
+        def opened(url: str = f"sqlite:///{tmp_path}/{number}.db", start: threading.Barrier = start) -> None:
+            try:
+                start.wait()
+                Database(url).close()
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=opened) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
