@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -104,12 +105,12 @@ def main() -> int:
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
     with Traffic(given.url, given.key, given.model, given.workers) as traffic:
-        try:
-            while time.monotonic() < end:
-                time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-                print(traffic.line(), flush=True)
-        except KeyboardInterrupt:
-            pass
+        # A handler rather than KeyboardInterrupt, which is lost where it falls into a destructor or a callback.
+        ended = threading.Event()
+        signal.signal(signal.SIGINT, lambda number, frame: ended.set())
+        while not ended.is_set() and time.monotonic() < end:
+            ended.wait(min(1.0, max(0.0, end - time.monotonic())))
+            print(traffic.line(), flush=True)
     print(traffic.line())
     for failure in traffic.failures[:5]:
         print(f"  {failure}", file=sys.stderr)
