@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from toque.file_state import file_state
 from toque.fleet.resolve import file_label
 from toque.gateway.serve import ServedModel, resolve
 
@@ -58,7 +59,9 @@ def test_only_a_plain_name_stands_before_the_equals_sign(
 def test_a_path_may_hold_an_equals_sign(tmp_path: Path, asked: list[tuple[str, Any]]) -> None:
     file = tmp_path / "a=b.gguf"
     file.touch()
-    assert resolve(str(file)) == ServedModel("a=b", file, label=file_label(file))
-    assert resolve(f"named={file}") == ServedModel("named", file, label=file_label(file))
-    assert resolve(f"file:{file}") == ServedModel("a=b", file, label=file_label(file))
+    state = file_state(file)
+    label = file_label(file, state)
+    assert resolve(str(file)) == ServedModel("a=b", file, label=label, state=state)
+    assert resolve(f"named={file}") == ServedModel("named", file, label=label, state=state)
+    assert resolve(f"file:{file}") == ServedModel("a=b", file, label=label, state=state)
     assert not asked

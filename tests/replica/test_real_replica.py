@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -15,9 +16,11 @@ import pytest_asyncio
 from fixtures.fleet import PooledFleet
 from fixtures.parrot import END, make_parrot, parrot_vocab, script
 from replica.clients import collect, flat, until
+from toque.engine.engine import Engine
 from toque.engine.loader import load_engine
 from toque.engine.options import EngineOptions
-from toque.errors import ContextLengthError, RequestError, UnavailableError
+from toque.errors import ContextLengthError, ModelError, RequestError, UnavailableError
+from toque.file_state import file_state
 from toque.fleet.launch import replica_command
 from toque.routing.session import ReplicaSession
 from toque.types import EngineRequest, FinishReason, SamplingParams
@@ -156,6 +159,33 @@ def test_engine_options_become_flags_that_the_replica_understands(parrot: Path) 
     argv = [*replica_command(parrot, asdict(options))[3:], "--socket", "/x"]
     parsed = vars(_parser().parse_args(argv))
     assert {name: parsed[name] for name in asdict(options)} == asdict(options)
+
+
+def test_only_the_files_that_were_deployed_are_loaded(
+    parrot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when they change while they are read."""
+    from toque.engine import loader
+    from toque.replica.__main__ import load
+
+    folder = tmp_path / "model"
+    shutil.copytree(parrot, folder)
+    options = EngineOptions(**ENGINE)  # type: ignore[arg-type]
+    state = file_state(folder)
+    load(folder, options, "", state).engine.close()
+
+    def meanwhile(*args: Any, **options: Any) -> Engine:
+        engine = load_engine(*args, **options)
+        (folder / "config.json").write_bytes((folder / "config.json").read_bytes() + b" ")
+        return engine
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "load_engine", meanwhile)
+        with pytest.raises(ModelError, match="has changed since it was deployed"):
+            load(folder, options, "", state)
+    with pytest.raises(ModelError, match="has changed since it was deployed"):
+        load(folder, options, "", state)
+    load(folder, options, "", file_state(folder)).engine.close()
 
 
 async def test_a_replica_of_an_encoder_answers_with_vectors(tmp_path: Path) -> None:

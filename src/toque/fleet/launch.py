@@ -32,7 +32,8 @@ def replica_command(model: Path, engine: Mapping[str, object]) -> list[str]:
 
 
 def command_of(revision: Revision) -> list[str]:
-    return [*replica_command(Path(revision.path), revision.engine), "--digest", revision.digest]
+    argv = [*replica_command(Path(revision.path), revision.engine), "--digest", revision.digest]
+    return [*argv, "--state", revision.state] if revision.state else argv
 
 
 class Launch(Struct, frozen=True):

@@ -18,8 +18,9 @@ from toque.fleet.store import DeploymentRow, Revision
 
 
 def revision_of(pinned: Revision, spec: DeploymentSpec) -> Revision:
-    """The pinned version with the specification's engine options and memory. Other options are another key."""
-    key = pinned.digest or pinned.path
+    """The pinned version with the specification's engine options and memory. Other options are another key, and so is
+    another state of a plain path."""
+    key = pinned.digest or (f"{pinned.path}@{pinned.state}" if pinned.state else pinned.path)
     if spec.engine:
         key += "#" + hashlib.sha256(repr(sorted(spec.engine.items())).encode()).hexdigest()[:8]
     memory = spec.resources.memory_mb or estimate_mb(Path(pinned.path), spec.engine)

@@ -21,6 +21,7 @@ class Revision(Struct, frozen=True):
     """What a replica is started from: a pinned model version, with the engine options that it runs with.
 
     ``key`` names it in routing's tables. ``memory_mb`` is what one replica takes (an estimate until one has run).
+    ``state`` is the `file_state` of a plain path when it was pinned: no replica is started from any other.
     """
 
     key: str
@@ -30,10 +31,12 @@ class Revision(Struct, frozen=True):
     label: str = ""
     engine: EngineValues = {}
     memory_mb: int = 0
+    state: str = ""
 
     def served(self) -> ServedVersion:
         path = Path(self.path)
-        return ServedVersion(self.key, path, self.digest, self.label or self.digest or path.name, self.engine)
+        label = self.label or self.digest or path.name
+        return ServedVersion(self.key, path, self.digest, label, self.engine, self.state)
 
 
 class DeploymentRow(Struct, frozen=True):

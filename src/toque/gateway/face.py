@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from toque.errors import ModelError, RequestError
+from toque.file_state import check_state
 from toque.gateway.answer import ShowingTags
 from toque.routing.base import EngineClient, ServedVersion
 from toque.text.reasoning import OPEN as THINK_OPEN
@@ -87,6 +88,7 @@ def load_face(
     from toque.text.tokenizer import load_tokenizer
 
     try:
+        check_state(version.path, version.state)
         checkpoint = load_checkpoint(version.path)
         tokenizer = load_tokenizer(checkpoint)
         template = load_template(checkpoint, tokenizer)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from toque.config import Settings, engine_flags
 from toque.errors import ConfigError, UnavailableError
+from toque.file_state import file_state
 from toque.fleet.spec import DeploymentSpec, ScalingPolicy
 from toque.gateway.listen import bind
 from toque.monitor.log_format import configure_logs
@@ -44,6 +45,7 @@ class ServedModel:
     digest: str = ""  # of the version, where the store knows it
     label: str = ""  # of the version, as people say it
     reference: str = ""  # what names it, if not its path: a rollout looks there again
+    state: str = ""  # of a plain path, as `file_state` has it
 
 
 def serve(
@@ -99,7 +101,14 @@ def own_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
     deployments = [
         (
             spec_of(model, settings),
-            Revision("", model.reference or str(model.path), str(model.path), model.digest, model.label),
+            Revision(
+                "",
+                model.reference or str(model.path),
+                str(model.path),
+                model.digest,
+                model.label,
+                state=model.state,
+            ),
         )
         for model in models
     ]
@@ -246,7 +255,10 @@ def resolve(
         from toque.fleet.resolve import file_label
 
         plain = path.name.removesuffix(".gguf")
-        return ServedModel(name if separator else plain, path.absolute(), label=file_label(path))
+        state = file_state(path)
+        return ServedModel(
+            name if separator else plain, path.absolute(), label=file_label(path, state), state=state
+        )
     from toque.registry.store import Store
 
     store = Store(registry=registry)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toque.engine.options import EngineOptions
-from toque.errors import ConfigError
+from toque.errors import ConfigError, ModelError
+from toque.file_state import check_state
 from toque.proto import replica_pb2 as pb
 from toque.replica.process import EXIT_REFUSED, Loaded, ReplicaOptions, run
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from toque.engine.engine import Engine
 
 
-def load(model: Path, options: EngineOptions, digest: str) -> Loaded:
-    """Reads the model and makes its engine. Heavy imports happen here, after the socket is listening."""
+def load(model: Path, options: EngineOptions, digest: str, state: str = "") -> Loaded:
+    """Reads the model and makes its engine. Heavy imports happen here, after the socket is listening.
+
+    ModelError if the files are in another ``state`` than this, before or after they were read."""
+    check_state(model, state)
     # numpy's BLAS starts a thread per core as it is imported, which then spin beside the backend's own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from toque.engine.embedding import load_embedding_engine
@@ -34,6 +38,11 @@ def load(model: Path, options: EngineOptions, digest: str) -> Loaded:
         engine = EmbeddingSteps(load_embedding_engine(checkpoint, options), options)
     else:
         engine = load_engine(checkpoint, options, warm_grammars=True)
+    try:
+        check_state(model, state)
+    except ModelError:
+        engine.close()
+        raise
     return Loaded(
         engine,
         pb.Model(
@@ -67,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         "--stall-s", type=float, default=3.0, help="without a step for so long, it is degraded"
     )
     parser.add_argument("--digest", default="", help="of the model version, passed on to clients")
+    parser.add_argument("--state", default="", help="of the model's files; others are refused")
     engine = parser.add_argument_group("engine options")
     for field in dataclasses.fields(EngineOptions):
         flag = "--" + field.name.replace("_", "-")
@@ -93,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         drain_s=args.drain_s,
         stall_s=args.stall_s,
     )
-    return run(replica, lambda: load(args.model, options, args.digest))
+    return run(replica, lambda: load(args.model, options, args.digest, args.state))
 
 
 if __name__ == "__main__":

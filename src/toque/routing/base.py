@@ -89,14 +89,16 @@ class ReplicaEntry:
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """A model version as a gateway needs to know it. ``key`` is its digest, or its path where it has none, and
-    tells apart what runs with other engine options; it stays inside. Clients see the digest, or else the label."""
+    """A model version as a gateway needs to know it. ``key`` is its digest, or its path and state where it has none,
+    and tells apart what runs with other engine options; it stays inside. Clients see the digest, or else the label.
+    """
 
     key: str
     path: Path  # of the model on this machine: where tokenizer and template are read
     digest: str = ""
     label: str = ""  # as people say it: "smollm2/3", or a file's name and what tells its states apart; ASCII
     engine: Mapping[str, object] = field(default_factory=dict)  # EngineOptions that differ from the defaults
+    state: str = ""  # the `file_state` of a plain path: other files are another version
 
 
 @dataclass(frozen=True, slots=True)
