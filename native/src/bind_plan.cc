@@ -34,6 +34,7 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using IntTable = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bits = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Int64s = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <typename T, size_t N>
@@ -43,6 +44,16 @@ nb::ndarray<nb::numpy, T, nb::ndim<N>> new_array(const size_t (&shape)[N]) {
   auto* data = new T[size ? size : 1]();
   nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
   return nb::ndarray<nb::numpy, T, nb::ndim<N>>(data, N, shape, owner);
+}
+
+// An order of columns that some rows of `width` are gathered by.
+std::vector<int32_t> columns(const Int64s& order, int width) {
+  std::vector<int32_t> result(order.data(), order.data() + order.shape(0));
+  const bool inside = std::all_of(result.begin(), result.end(), [&](int i) { return i >= 0 && i < width; });
+  if (!inside || static_cast<int>(result.size()) != width) {
+    throw std::invalid_argument("an order must name " + std::to_string(width) + " columns");
+  }
+  return result;
 }
 
 std::vector<float> floats(const std::optional<Floats>& array) {
@@ -380,6 +391,12 @@ void bind_plan(nb::module_& m) {
       .def(
           "pack", [](Model& self, const Rows& x, const ActBuffer& out) { self.build.pack(x, out); }, "x"_a,
           "out"_a)
+      .def(
+          "pack_gathered",
+          [](Model& self, const Rows& x, const ActBuffer& out, Int64s order) {
+            self.build.pack_gathered(x, out, columns(order, x.width));
+          },
+          "x"_a, "out"_a, "order"_a, "`order`: the column of `x` that each value of `out` is.")
       .def("linear", &Model::linear, "label"_a, "x"_a, "weight"_a, "bias"_a.none(), "out"_a, "add"_a,
            "`add`: to what `out` already holds.")
       .def("shared_linear", &Model::shared_linear, "label"_a, "x"_a, "weights"_a, "biases"_a, "outs"_a)

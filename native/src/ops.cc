@@ -120,6 +120,14 @@ void PlanBuilder::pack(Rows x, ActBuffer out) {
   });
 }
 
+void PlanBuilder::pack_gathered(Rows x, ActBuffer out, std::vector<int32_t> order) {
+  sink_op("pack_gathered", {{}, std::move(out)}, x.width,
+          [x, order = std::move(order)](const StepInput&, int row, float* y) {
+            const float* from = x.row(row);
+            for (size_t i = 0; i < order.size(); ++i) y[i] = from[order[i]];
+          });
+}
+
 void PlanBuilder::rotate(Rows x, int head_dim, std::shared_ptr<RopeTable> rope, Rows out) {
   row_op("rope", x.domain,
          [k = &row_kernels_, x, head_dim, rope, out](const StepInput& step, int row, Worker&) {

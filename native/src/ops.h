@@ -81,6 +81,8 @@ class PlanBuilder {
   void layer_norm(Rows x, std::vector<float> gain, std::vector<float> bias, float eps, RowSink out);
   void linear(std::string label, ActBuffer in, std::vector<LinearPart> parts);
   void pack(Rows x, ActBuffer out);
+  // `order` lists the column of x that each packed value is.
+  void pack_gathered(Rows x, ActBuffer out, std::vector<int32_t> order);
   void rotate(Rows x, int head_dim, std::shared_ptr<RopeTable> rope, Rows out);
   void act_mul(Activation act, Rows gate, Rows up, RowSink out);
   void activate(Activation act, Rows x, RowSink out);

@@ -169,6 +169,9 @@ class Model:
         act: ActBuffer | None,
     ) -> None: ...
     def pack(self, x: Rows, out: ActBuffer) -> None: ...
+    def pack_gathered(self, x: Rows, out: ActBuffer, order: NDArray[numpy.int64]) -> None:
+        """`order`: the column of `x` that each value of `out` is."""
+
     def linear(
         self,
         label: str,

@@ -55,7 +55,7 @@ def _grouped(
 
 
 def _meaning(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    return ((codes - zeros[:, groups]) * scales[:, groups].astype(np.float64)).astype(np.float32)
+    return ((codes - zeros[:, groups]) * scales[:, groups].astype(np.float64)).astype(np.float32, "C")
 
 
 def gptq(
@@ -70,7 +70,7 @@ def gptq(
     rows, columns = weight.shape
     groups = np.arange(columns) // group_size
     if act_order:
-        groups = np.random.default_rng(columns).permutation(groups)
+        groups = np.random.default_rng([rows, columns]).permutation(groups)
     codes, scales, zeros = _grouped(weight, groups, bits, symmetric, torch.float16)
     per_word, stored = 32 // bits, zeros if v2 else zeros - 1
     tensors = {
@@ -121,7 +121,7 @@ def packed(
     rows, columns = weight.shape
     groups = np.arange(columns) // (group_size or columns)
     if act_order:
-        groups = np.random.default_rng(columns).permutation(groups)
+        groups = np.random.default_rng([rows, columns]).permutation(groups)
     codes, scales, zeros = _grouped(weight, groups, bits, symmetric, torch.bfloat16)
     per_word = 32 // bits
     tensors = {

@@ -70,7 +70,14 @@ CASES: dict[str, tuple[dict[str, Any], Callable[..., q.Layer], dict[str, Any], s
     "gptq-4": (gptq(), q.gptq, {}, "Q4_0"),
     "gptq-4-v2": (gptq(checkpoint_format="gptq_v2"), q.gptq, {"v2": True}, "Q4_0"),
     "gptq-4-asymmetric": (gptq(sym=False), q.gptq, {"symmetric": False}, "Q4_1"),
-    "gptq-4-act-order": (gptq(desc_act=True), q.gptq, {"act_order": True}, "F16"),
+    "gptq-4-act-order": (gptq(desc_act=True), q.gptq, {"act_order": True}, "Q4_0"),
+    "gptq-4-act-order-asymmetric": (
+        gptq(desc_act=True, sym=False), q.gptq, {"act_order": True, "symmetric": False}, "Q4_1",
+    ),
+    "gptq-8-act-order": (gptq(8, desc_act=True), q.gptq, {"bits": 8, "act_order": True}, "Q8_0"),
+    "gptq-4-act-order-small-groups": (
+        gptq(group_size=16, desc_act=True), q.gptq, {"group_size": 16, "act_order": True}, "F16",
+    ),
     "gptq-4-whole-columns": (gptq(group_size=-1), q.gptq, {"group_size": 1 << 20}, "Q4_0"),
     "gptq-4-small-groups": (gptq(group_size=16), q.gptq, {"group_size": 16}, "F16"),
     "gptq-8": (gptq(8), q.gptq, {"bits": 8}, "Q8_0"),
@@ -78,7 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[..., q.Layer], dict[str, Any], s
     "awq": (AWQ, q.awq, {}, "Q4_1"),
     "w4a16": (ct(4, group_size=32), q.packed, {}, "Q4_0"),
     "w4a16-asymmetric": (ct(4, symmetric=False), q.packed, {"symmetric": False}, "Q4_1"),
-    "w4a16-act-order": (ct(4, actorder="group"), q.packed, {"act_order": True}, "F16"),
+    "w4a16-act-order": (ct(4, actorder="group"), q.packed, {"act_order": True}, "Q4_0"),
     "w8a16": (ct(8), q.packed, {"bits": 8, "group_size": 0}, "Q8_0"),
     "w8a8": (ct(8, strategy="channel", activations={"num_bits": 8}), q.int8, {}, "Q8_0"),
     "w8a8-asymmetric": (ct(8, strategy="channel", symmetric=False), q.int8, {"symmetric": False}, "F16"),
@@ -116,20 +123,28 @@ def logits(checkpoint: Checkpoint, backend: Any) -> np.ndarray:
     return prefill_logits(executable, TOKENS)
 
 
+def hidden_units(checkpoint: Checkpoint, layer: int) -> Any:
+    """The order that a feed-forward's hidden units were given: act-order sorts them by the groups of down's columns."""
+    up = checkpoint.tensors[f"blk.{layer}.ffn_up.weight"]
+    assert checkpoint.tensors[f"blk.{layer}.ffn_down.weight"].column_order is None
+    return slice(None) if up.row_order is None else up.row_order
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_weights_and_logits_equal_those_of_the_same_model_in_float(
     name: str, plain: Path, tmp_path: Path
 ) -> None:
     meanings = quantized(name, plain, tmp_path / "quantized")
     ours = load_checkpoint(tmp_path / "quantized")
-    down = ours.tensors["blk.1.ffn_down.weight"]
-    assert down.dtype == CASES[name][3]
-    expected = meanings["model.layers.1.mlp.down_proj.weight"]
-    # What float16 rounds away: of the scale, of the whole weight, or of scale * zero point (at most 15 scales).
-    step = np.abs(expected).max() / 2**10
-    np.testing.assert_allclose(
-        dequantize(down), expected, rtol=2**-11, atol=step if down.dtype == "Q4_1" else 1e-7
-    )
+    for part, theirs in (("attn_output", "self_attn.o_proj"), ("ffn_down", "mlp.down_proj")):
+        tensor, expected = ours.tensors[f"blk.1.{part}.weight"], meanings[f"model.layers.1.{theirs}.weight"]
+        assert tensor.dtype == CASES[name][3]
+        units = hidden_units(ours, layer=1) if part == "ffn_down" else slice(None)
+        # What float16 rounds away: of the scale, of the whole weight, or of scale * zero point (at most 15 scales).
+        step = np.abs(expected).max() / 2**10
+        np.testing.assert_allclose(
+            dequantize(tensor), expected[:, units], rtol=2**-11, atol=step if tensor.dtype == "Q4_1" else 1e-7
+        )
 
     folder = shutil.copytree(plain, tmp_path / "float")
     save_file({key: torch.from_numpy(value) for key, value in meanings.items()}, folder / "model.safetensors")
@@ -297,7 +312,7 @@ def test_every_e4m3_byte_means_what_torch_says() -> None:
     np.testing.assert_array_equal(E4M3, expected)
 
 
-@pytest.mark.parametrize("name", ["gptq-4", "awq", "fp8-block"])
+@pytest.mark.parametrize("name", ["gptq-4", "gptq-4-act-order", "awq", "fp8-block"])
 def test_experts_are_read_where_they_are_quantized(name: str, tmp_path: Path) -> None:
     model = tiny(
         hf.Qwen3MoeForCausalLM,
@@ -311,8 +326,10 @@ def test_experts_are_read_where_they_are_quantized(name: str, tmp_path: Path) ->
     ours = load_checkpoint(tmp_path / "model")
     down = ours.tensors["blk.1.ffn_down_exps.weight"]
     assert down.shape == (4, 64, 32)
-    # One block of FP8 scales is as wide as these matrices.
+    # One block of FP8 scales is as wide as these matrices, and so is one group; nobody sorts columns for experts.
     assert down.dtype == ("F8_E4M3" if name == "fp8-block" else CASES[name][3])
+    up = ours.tensors["blk.1.ffn_up_exps.weight"]
+    assert up.dtype == ("F16" if name == "gptq-4-act-order" else CASES[name][3])
     expected = np.stack([meanings[f"model.layers.1.mlp.experts.{i}.down_proj.weight"] for i in range(4)])
     step = np.abs(expected).max() / 2**10
     np.testing.assert_allclose(dequantize(down), expected, rtol=2**-11, atol=step)
@@ -346,7 +363,7 @@ def test_odd_configurations_load_or_are_refused(name: str, plain: Path, tmp_path
     assert refused > 10
 
 
-@pytest.mark.parametrize("name", ["gptq-4", "w8a8", "fp8-block"])
+@pytest.mark.parametrize("name", ["gptq-4", "gptq-4-act-order", "w8a8", "fp8-block"])
 def test_an_output_matrix_may_be_quantized_too(name: str, plain: Path, tmp_path: Path) -> None:
     meanings = quantized(name, plain, tmp_path / "model", suffix=("proj.weight", "lm_head.weight"))
     tensor = load_checkpoint(tmp_path / "model").tensors["output.weight"]

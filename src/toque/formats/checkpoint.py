@@ -61,7 +61,9 @@ class TensorData:
 
     ``raw`` is a read-only uint8 view of shape (rows, bytes per row) into the mapped file (rows is 1 for vectors), or
     `ConvertedRows` of that shape, which numpy turns into an array: pass it through `numpy.ascontiguousarray`.
-    ``row_order``, when present, lists the source row of each logical row.
+    ``row_order``, when present, lists the source row of each logical row. ``column_order`` lists the logical column of
+    each stored one (act-order: columns that share a scale lie together): who multiplies with the matrix as it is stored
+    takes the values in that order. Only matrices of linear layers have one.
 
     A layer's experts are one tensor of shape (experts, rows, columns), ``raw`` with experts * rows rows. Where they lie
     apart in the file, ``parts`` has a matrix for each and ``raw`` is empty.
@@ -73,6 +75,7 @@ class TensorData:
     raw: Bytes | ConvertedRows
     row_order: npt.NDArray[np.int64] | None = None
     parts: tuple[TensorData, ...] = ()
+    column_order: npt.NDArray[np.int64] | None = None
 
     @property
     def nbytes(self) -> int:

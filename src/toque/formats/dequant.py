@@ -33,7 +33,7 @@ _MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 
 
 def dequantize(tensor: TensorData) -> Float32:
-    """float32 of the tensor's logical shape, rows in logical order (``row_order`` applied). Always a fresh array.
+    """float32 of the tensor's logical shape, rows and columns in logical order. Always a fresh array.
 
     Raises UnsupportedModelError for a type that Toque does not run.
     """
@@ -52,6 +52,9 @@ def dequantize(tensor: TensorData) -> Float32:
         for start in range(0, blocks.shape[0], step):
             out[start : start + step] = expand(blocks[start : start + step])
     result = out.reshape(tensor.shape)
+    if tensor.column_order is not None:
+        stored, result = result, np.empty_like(result)
+        result[:, tensor.column_order] = stored
     return result if tensor.row_order is None else result[tensor.row_order]
 
 

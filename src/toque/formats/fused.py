@@ -1,14 +1,17 @@
-"""Matrices that a checkpoint stores as one and the graph knows as several, and the other way round."""
+"""Matrices that a checkpoint stores as one and the graph knows as several, and others that go together."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from toque.errors import FormatError
 from toque.formats.checkpoint import TensorData
+from toque.formats.dequant import dequantize
 
 
 def split_rows(tensor: TensorData, prefix: str, rows: Mapping[str, int]) -> dict[str, TensorData]:
@@ -23,7 +26,11 @@ def split_rows(tensor: TensorData, prefix: str, rows: Mapping[str, int]) -> dict
     for part, count in rows.items():
         name = f"{prefix}.{part}.weight"
         result[name] = TensorData(
-            name, tensor.dtype, (count, tensor.shape[1]), tensor.raw[start : start + count]
+            name,
+            tensor.dtype,
+            (count, tensor.shape[1]),
+            tensor.raw[start : start + count],
+            column_order=tensor.column_order,
         )
         start += count
     return result
@@ -61,3 +68,30 @@ def stack_experts(tensors: Mapping[str, TensorData], n_experts: int) -> dict[str
         empty = np.empty((0, first.raw.shape[1]), np.uint8)
         result[name] = TensorData(name, first.dtype, (n_experts, *first.shape), empty, parts=tuple(parts))
     return result
+
+
+def settle_column_orders(tensors: Mapping[str, TensorData], n_layers: int) -> dict[str, TensorData]:
+    """Give a feed-forward's hidden units the order in which ``ffn_down`` stores their columns.
+
+    Gate and up then produce them in that order, and nothing has to be sorted in a step. The model is the same.
+    """
+    result = dict(tensors)
+    for layer in range(n_layers):
+        name = f"blk.{layer}.ffn_down.weight"
+        down = result.get(name)
+        if down is None or down.column_order is None:
+            continue
+        result[name] = replace(down, column_order=None)
+        for part in ("ffn_gate", "ffn_up"):
+            for kind in ("weight", "bias"):
+                tensor = result.get(f"blk.{layer}.{part}.{kind}")
+                if tensor is not None:
+                    result[tensor.name] = _rows_by(tensor, down.column_order)
+    return result
+
+
+def _rows_by(tensor: TensorData, order: npt.NDArray[np.int64]) -> TensorData:
+    if len(tensor.shape) == 2:
+        return replace(tensor, row_order=order if tensor.row_order is None else tensor.row_order[order])
+    values = np.ascontiguousarray(dequantize(tensor)[order])
+    return TensorData(tensor.name, "F32", tensor.shape, values.view(np.uint8).reshape(1, -1))

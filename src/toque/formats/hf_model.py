@@ -14,7 +14,7 @@ from toque.formats.checkpoint import Checkpoint, TensorData
 from toque.formats.dequant import dequantize
 from toque.formats.fields import FILE, Fields
 from toque.formats.folder import read_json
-from toque.formats.fused import split_rows, stack_experts
+from toque.formats.fused import settle_column_orders, split_rows, stack_experts
 from toque.formats.hf_config import model_config
 from toque.formats.layout import check_tensors, dominant_type
 from toque.formats.safetensors import StoredTensor, read_folder
@@ -118,7 +118,7 @@ def load_folder(folder: Path, architectures: Collection[str] | None = None) -> C
         if config.architecture.startswith("gemma") and name.endswith("norm.weight"):
             tensor = _plus_one(tensor)
         tensors[name] = tensor
-    tensors = _unfused(tensors, config)
+    tensors = settle_column_orders(_unfused(tensors, config), config.n_layers)
     if config.n_experts:
         tensors = stack_experts(tensors, config.n_experts)
     check_tensors(config, tensors, names.hf, required=biases)
@@ -145,9 +145,10 @@ def _stored_tensors(
         name = names.canonical(f"{module}.weight")
         if name is None:
             continue
-        matrix = None if scheme is None else scheme.matrix(Layer(module, parts))
+        sortable = name != "token_embd.weight" and _EXPERT.search(module) is None
+        matrix = None if scheme is None else scheme.matrix(Layer(module, parts, sortable=sortable))
         if matrix is not None:
-            yield TensorData(name, matrix.dtype, matrix.shape, matrix.rows)
+            yield TensorData(name, matrix.dtype, matrix.shape, matrix.rows, column_order=matrix.column_order)
         elif "weight" in parts:
             yield _tensor(name, parts["weight"])
         elif scheme is None and "qweight" in parts:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from toque import _native
+from toque.backends.cpu.weights import Reader
 from toque.graph.ir import Graph, Value
 
 LINEAR_OPS = frozenset({"linear", "gated_linear"})
@@ -38,11 +39,14 @@ class Uses:
 
 @dataclass(slots=True)
 class Place:
-    """Where a value is. ``acts`` by the kind of activations, ``per_row``: a row per wanted row, not per token."""
+    """Where a value is. ``acts`` by what their readers have in common, see `BufferPool.sort`.
+
+    ``per_row``: a row per wanted row, not per token.
+    """
 
     per_row: bool
     rows: _native.Rows | None = None
-    acts: dict[int, _native.ActBuffer] = field(default_factory=dict)
+    acts: dict[tuple[int, int], _native.ActBuffer] = field(default_factory=dict)
     give_back: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -67,18 +71,20 @@ class BufferPool:
             place.give_back.append(lambda: free.append(rows))
         return place.rows
 
-    def act(
-        self, place: Place, reader: _native.PackedMatrix, *, per_worker: bool = False
-    ) -> _native.ActBuffer:
-        """The place's packed activations of the kind that ``reader`` takes."""
-        kind = self._model.act_kind(reader)
-        if kind not in place.acts:
-            free = self._acts[kind, reader.cols, place.per_row, per_worker]
-            act = place.acts[kind] = (
-                free.pop() if free else self._model.act(reader, place.per_row, per_worker)
+    def sort(self, reader: Reader) -> tuple[int, int]:
+        """Readers of the same sort read the same packed activations: their kind, and the order of their values."""
+        return self._model.act_kind(reader.matrix), reader.orders
+
+    def act(self, place: Place, reader: Reader, *, per_worker: bool = False) -> _native.ActBuffer:
+        """The place's packed activations of the sort that ``reader`` takes."""
+        sort = self.sort(reader)
+        if sort not in place.acts:
+            free = self._acts[sort[0], reader.matrix.cols, place.per_row, per_worker]
+            act = place.acts[sort] = (
+                free.pop() if free else self._model.act(reader.matrix, place.per_row, per_worker)
             )
             place.give_back.append(lambda: free.append(act))
-        return place.acts[kind]
+        return place.acts[sort]
 
     def release(self, place: Place) -> None:
         self._waiting += place.give_back

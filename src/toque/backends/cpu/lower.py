@@ -13,7 +13,7 @@ from typing import Any
 from toque import _native
 from toque.backends.base import BackendOptions
 from toque.backends.cpu.buffers import LINEAR_OPS, BufferPool, Place, Uses
-from toque.backends.cpu.weights import PackedWeights
+from toque.backends.cpu.weights import PackedWeights, Reader
 from toque.errors import UnsupportedModelError
 from toque.graph.ir import Graph, Node, RopeSpec, Value
 
@@ -43,13 +43,13 @@ class Lowering:
         self._pool = BufferPool(model)
         self._places: dict[int, Place] = {}
         self._ropes: dict[int, _native.RopeTable] = {}
-        self._readers: dict[int, list[_native.PackedMatrix]] = {}
+        self._readers: dict[int, list[Reader]] = {}
         for node in graph.nodes:
             if node.op in LINEAR_OPS:
                 readers = self._readers.setdefault(node.inputs[0].id, [])
-                readers += [weights.matrix(name) for name in node.weights]
+                readers += [weights.reader(name) for name in node.weights]
             elif node.op == "moe":  # its router is a linear; the experts gather rows themselves
-                self._readers.setdefault(node.inputs[0].id, []).append(weights.matrix(node.weights[0]))
+                self._readers.setdefault(node.inputs[0].id, []).append(weights.reader(node.weights[0]))
 
     def run(self) -> None:
         for kv in self._graph.kv:
@@ -100,20 +100,25 @@ class Lowering:
         """Where the producer of ``value`` writes. Call `_pack` with the same value after the op is added."""
         place = self._places[value.id]
         readers = self._readers.get(value.id, [])
-        direct = whole_groups and len({self._model.act_kind(reader) for reader in readers}) == 1
+        sorts = {self._pool.sort(reader) for reader in readers}
+        direct = whole_groups and len(sorts) == 1 and readers[0].order is None
         floats = self._uses.as_rows(value) or not direct
         act = self._pool.act(place, readers[0], per_worker=private and not floats) if direct else None
         return (self._pool.rows(place, value.width) if floats else None), act
 
     def _pack(self, value: Value) -> None:
-        """Packs the rows of ``value`` for readers whose kind of activations its producer did not write."""
+        """Packs the rows of ``value`` for readers whose sort of activations its producer did not write."""
         place = self._places[value.id]
         for reader in self._readers.get(value.id, []):
-            if self._model.act_kind(reader) not in place.acts:
-                self._model.pack(self._pool.rows(place, value.width), self._pool.act(place, reader))
+            if self._pool.sort(reader) not in place.acts:
+                rows, act = self._pool.rows(place, value.width), self._pool.act(place, reader)
+                if reader.order is None:
+                    self._model.pack(rows, act)
+                else:
+                    self._model.pack_gathered(rows, act, reader.order)
 
-    def _act(self, value: Value, reader: _native.PackedMatrix) -> _native.ActBuffer:
-        return self._places[value.id].acts[self._model.act_kind(reader)]
+    def _act(self, value: Value, reader: Reader) -> _native.ActBuffer:
+        return self._places[value.id].acts[self._pool.sort(reader)]
 
     def _rope(self, spec: RopeSpec) -> _native.RopeTable:
         if id(spec) not in self._ropes:
@@ -167,14 +172,15 @@ class Lowering:
             self._residual_linear(index, node)
             return
         label = _label(names)
-        by_kind: dict[int, list[tuple[_native.PackedMatrix, Any, _native.Rows]]] = {}
+        by_sort: dict[tuple[int, int], list[tuple[Reader, Any, _native.Rows]]] = {}
         for name, bias, output in zip(names, biases, node.outputs, strict=True):
-            matrix = self._weights.matrix(name)
+            reader = self._weights.reader(name)
             out = self._pool.rows(self._place(output, x), output.width)
-            by_kind.setdefault(self._model.act_kind(matrix), []).append((matrix, self._bias(bias), out))
-        for parts in by_kind.values():
-            packed, vectors, outs = (list(column) for column in zip(*parts, strict=True))
-            self._model.shared_linear(label, self._act(x, packed[0]), packed, vectors, outs)
+            by_sort.setdefault(self._pool.sort(reader), []).append((reader, self._bias(bias), out))
+        for parts in by_sort.values():
+            readers, vectors, outs = (list(column) for column in zip(*parts, strict=True))
+            matrices = [reader.matrix for reader in readers]
+            self._model.shared_linear(label, self._act(x, readers[0]), matrices, vectors, outs)
         for output in node.outputs:
             self._pack(output)
 
@@ -182,7 +188,7 @@ class Lowering:
         """Adds into the residual's own buffer where nobody reads the old residual any more."""
         (x, residual), (output,), (name,) = node.inputs, node.outputs, node.weights
         (bias,) = node.attrs["bias"]
-        matrix, old = self._weights.matrix(name), self._places[residual.id]
+        reader, old = self._weights.reader(name), self._places[residual.id]
         place = self._place(output, x)
         in_place = self._uses.last(residual) <= index
         if in_place:
@@ -190,7 +196,7 @@ class Lowering:
             old.give_back = []
         out = self._pool.rows(place, output.width)
         self._model.linear(
-            _label(node.weights), self._act(x, matrix), matrix, self._bias(bias), out, in_place
+            _label(node.weights), self._act(x, reader), reader.matrix, self._bias(bias), out, in_place
         )
         if not in_place:
             self._model.add(self._rows(residual), out, out)
@@ -198,23 +204,24 @@ class Lowering:
 
     def gated_linear(self, _: int, node: Node) -> None:
         x, output = node.inputs[0], node.outputs[0]
-        gate, up = (self._weights.matrix(name) for name in node.weights)
+        gate, up = (self._weights.reader(name) for name in node.weights)
         gate_bias, up_bias = (self._bias(name) for name in node.attrs["bias"])
         act, label = node.attrs["act"], _label(node.weights)
         self._place(output, x)
-        if self._model.act_kind(gate) == self._model.act_kind(up):
+        if self._pool.sort(gate) == self._pool.sort(up):
             rows, packed = self._sink(output, whole_groups=output.width % GROUP == 0)
             if rows is not None and packed is not None:  # the kernel writes one of them
                 self._places[output.id].acts.clear()
                 packed = None
+            x_act = self._act(x, gate)
             self._model.gated_linear(
-                label, self._act(x, gate), gate, up, gate_bias, up_bias, act, rows, packed
+                label, x_act, gate.matrix, up.matrix, gate_bias, up_bias, act, rows, packed
             )
         else:
             both = [Place(self._places[output.id].per_row) for _ in range(2)]
             gated, plain = (self._pool.rows(place, output.width) for place in both)
-            for matrix, bias, rows in zip((gate, up), (gate_bias, up_bias), (gated, plain), strict=True):
-                self._model.linear(label, self._act(x, matrix), matrix, bias, rows, False)
+            for reader, bias, rows in zip((gate, up), (gate_bias, up_bias), (gated, plain), strict=True):
+                self._model.linear(label, self._act(x, reader), reader.matrix, bias, rows, False)
             self._model.act_mul(act, gated, plain, *self._sink(output))
             for place in both:
                 self._pool.release(place)
@@ -281,11 +288,11 @@ class Lowering:
     def moe(self, _: int, node: Node) -> None:
         x, attrs = node.inputs[0], node.attrs
         router_name, *names = node.weights
-        router = self._weights.matrix(router_name)
+        router = self._weights.reader(router_name)
         gate, up, down = (self._weights.experts(name) for name in names)
         place = Place(self._places[x.id].per_row)
         scores = self._pool.rows(place, attrs["n_experts"])
-        self._model.linear(_label((router_name,)), self._act(x, router), router, None, scores, False)
+        self._model.linear(_label((router_name,)), self._act(x, router), router.matrix, None, scores, False)
         used, norm, act = attrs["n_used"], attrs["norm"], attrs["act"]
         self._to_rows(
             node,

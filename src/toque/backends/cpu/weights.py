@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,18 @@ from toque.errors import FormatError, UnsupportedModelError
 from toque.formats.blocks import BY_NAME
 from toque.formats.checkpoint import TensorData
 from toque.formats.dequant import dequantize
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A matrix as a reader of activations. ``order`` lists the column that each of its inputs is, None: as they come.
+
+    Readers with the same ``orders`` number have the same order; 0 stands for none.
+    """
+
+    matrix: _native.PackedMatrix
+    order: npt.NDArray[np.int64] | None = None
+    orders: int = 0
 
 
 class PackedWeights:
@@ -31,6 +44,7 @@ class PackedWeights:
         self._packed = {
             name: [self._pack(part, threads) for part in tensor] for name, tensor in parts.items()
         }
+        self._orders: dict[bytes, int] = {}
         for tensor in tensors.values():
             for part in (tensor, *tensor.parts):
                 _forget_pages(part)
@@ -38,6 +52,14 @@ class PackedWeights:
     def matrix(self, name: str) -> _native.PackedMatrix:
         (matrix,) = self._packed[name]
         return matrix
+
+    def reader(self, name: str) -> Reader:
+        order = self._tensors[name].column_order
+        if order is None:
+            return Reader(self.matrix(name))
+        return Reader(
+            self.matrix(name), order, self._orders.setdefault(order.tobytes(), len(self._orders) + 1)
+        )
 
     def experts(self, name: str) -> list[_native.PackedMatrix]:
         return self._packed[name]

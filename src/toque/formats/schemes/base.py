@@ -21,11 +21,12 @@ FLOATS = ("F16", "BF16", "F32")
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight as a GGML type: what becomes a `TensorData`."""
+    """A weight as a GGML type: what becomes a `TensorData`, with its ``column_order``."""
 
     dtype: str
     shape: tuple[int, int]
     rows: ConvertedRows
+    column_order: npt.NDArray[np.int64] | None = None
 
 
 class Scheme(Protocol):
@@ -44,10 +45,14 @@ class Scheme(Protocol):
 
 
 class Layer:
-    """The stored tensors of one module, by the last part of their names (``qweight``, ``weight_scale`` …)."""
+    """The stored tensors of one module, by the last part of their names (``qweight``, ``weight_scale`` …).
 
-    def __init__(self, module: str, tensors: Mapping[str, StoredTensor]) -> None:
+    ``sortable``: whoever reads the matrix can take its columns in another order (`TensorData.column_order`).
+    """
+
+    def __init__(self, module: str, tensors: Mapping[str, StoredTensor], *, sortable: bool = False) -> None:
         self.module = module
+        self.sortable = sortable
         self._tensors = tensors
 
     def __contains__(self, part: str) -> bool:

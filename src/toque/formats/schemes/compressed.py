@@ -172,7 +172,7 @@ def _packed(layer: Layer) -> Matrix:
         lambda first, last: _rows_of(scales, first, last),
         None if zero_words is None else zeros,
         column_groups(layer, "weight_g_idx", columns, group_size),
-    ).matrix()
+    ).matrix(sortable=layer.sortable)
 
 
 def _scales(layer: Layer, rows: int, columns: int) -> tuple[Scales, int]:

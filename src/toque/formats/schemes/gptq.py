@@ -96,7 +96,7 @@ class GPTQ:
             scale_rows,
             None if self.symmetric else zeros,
             column_groups(layer, "g_idx", columns, group_size),
-        ).matrix()
+        ).matrix(sortable=layer.sortable)
 
 
 def column_groups(layer: Layer, part: str, columns: int, group_size: int) -> npt.NDArray[np.int64] | None:

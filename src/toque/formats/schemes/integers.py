@@ -12,14 +12,17 @@ bits  zero                            type
 any   any, else                       F16
 ====  ==============================  =====
 
-F16 is the weight itself, rounded once: for columns whose groups are scattered (act-order), groups that are no
-multiple of 32, and 8-bit codes with a zero point, which do not fit a signed byte.
+Columns whose groups are scattered (act-order) are stored sorted by group, and the order goes with them.
+
+F16 is the weight itself, rounded once: for groups that are no multiple of 32 even when sorted, for 8-bit codes with a
+zero point, which do not fit a signed byte, and for scattered columns where no reader can follow their order (experts).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,23 +53,36 @@ class IntegerWeight:
     zeros: Callable[[int, int], npt.NDArray[Any]] | None = None
     groups: npt.NDArray[np.int64] | None = None
 
-    def matrix(self) -> Matrix:
+    def matrix(self, *, sortable: bool = False) -> Matrix:
+        """``sortable``: the matrix may be given with a ``column_order``."""
         rows, columns = self.shape
-        kind = self._type()
-        convert = self._floats if kind == "F16" else self._blocks
-        return Matrix(kind, self.shape, ConvertedRows(rows, BY_NAME[kind].row_bytes(columns), convert))
+        order = None if self.groups is None else np.argsort(self.groups, kind="stable")
+        kind = self._type(order, sortable)
+        size = BY_NAME[kind].row_bytes(columns)
+        if kind == "F16":
+            return Matrix(kind, self.shape, ConvertedRows(rows, size, self._floats))
+        return Matrix(kind, self.shape, ConvertedRows(rows, size, partial(self._blocks, order=order)), order)
 
-    def _type(self) -> str:
-        if self.groups is not None or self.group_size % _BLOCK or self.shape[1] % _BLOCK:
+    def _type(self, order: npt.NDArray[np.int64] | None, sortable: bool) -> str:
+        if self.shape[1] % _BLOCK or not self._whole_blocks(order, sortable):
             return "F16"
         if self.zeros is None:
             return "Q4_0" if self.bits == 4 else "Q8_0"
         return "Q4_1" if self.bits == 4 else "F16"
 
-    def _blocks(self, first: int, last: int) -> Bytes:
-        group = np.arange(0, self.shape[1], _BLOCK) // self.group_size
-        scales = self.scales(first, last)[:, group]
+    def _whole_blocks(self, order: npt.NDArray[np.int64] | None, sortable: bool) -> bool:
+        if self.groups is None or order is None:
+            return self.group_size % _BLOCK == 0
+        by_block = self.groups[order].reshape(-1, _BLOCK)
+        return sortable and bool((by_block == by_block[:, :1]).all())
+
+    def _blocks(self, first: int, last: int, *, order: npt.NDArray[np.int64] | None) -> Bytes:
         codes = self.codes(first, last)
+        if self.groups is None or order is None:
+            group = np.arange(0, self.shape[1], _BLOCK) // self.group_size
+        else:
+            group, codes = self.groups[order[::_BLOCK]], np.take(codes, order, axis=1)
+        scales = self.scales(first, last)[:, group]
         if self.bits == 8:
             return pack_q8(codes ^ np.uint8(0x80), self._half(scales))
         if self.zeros is None:
