@@ -16,7 +16,7 @@ from toque.errors import ConfigError, StoreError
 from toque.monitor.ledger.database import SCHEMA, Database
 from toque.monitor.ledger.record import Outcome, UsageRecord, decode, encode
 from toque.monitor.ledger.rollup import fold
-from toque.monitor.ledger.tables import GROUPS, MEASURES, metadata
+from toque.monitor.ledger.tables import GROUPS, KEY_HOURS, MEASURES, ROLLUPS, metadata
 from toque.sql import RejectedError
 
 from .rows import START, Maker
@@ -34,11 +34,13 @@ def dump(database: Database, table: str) -> list[tuple[object, ...]]:
         return sorted(tuple(row) for row in connection.exec_driver_sql(f"SELECT * FROM {table}"))
 
 
-def by_hand(records: list[UsageRecord], seconds: int) -> Counter[tuple[object, ...]]:
+def by_hand(
+    records: list[UsageRecord], seconds: int, groups: tuple[str, ...] = GROUPS
+) -> Counter[tuple[object, ...]]:
     """Every measure of every group, added up the slow way."""
     sums: Counter[tuple[object, ...]] = Counter()
     for record in records:
-        group = (record.closed_at // (seconds * 1_000_000) * seconds, *(getattr(record, g) for g in GROUPS))
+        group = (record.closed_at // (seconds * 1_000_000) * seconds, *(getattr(record, g) for g in groups))
         for measure in MEASURES:
             if measure == "requests":
                 value = 1
@@ -50,12 +52,12 @@ def by_hand(records: list[UsageRecord], seconds: int) -> Counter[tuple[object, .
     return sums
 
 
-def stored(database: Database, table: str) -> Counter[tuple[object, ...]]:
+def stored(database: Database, table: str, groups: tuple[str, ...] = GROUPS) -> Counter[tuple[object, ...]]:
     with database.read() as connection:
         sums: Counter[tuple[object, ...]] = Counter()
         for row in connection.exec_driver_sql(f"SELECT * FROM {table}").mappings():
             for measure in MEASURES:
-                sums[(row["bucket"], *(row[g] for g in GROUPS), measure)] += row[measure]
+                sums[(row["bucket"], *(row[g] for g in groups), measure)] += row[measure]
         return sums
 
 
@@ -80,11 +82,10 @@ def test_rollups_equal_the_rows_whatever_the_batches_and_duplicates(database: Da
             assert database.apply(log[position : position + size]) == 0
         position += size
     assert total == 150
-    assert +stored(database, "usage_hour") == +by_hand(closed, 3_600)
-    assert +stored(database, "usage_day") == +by_hand(closed, 86_400)
-    before = {
-        table: dump(database, table) for table in ("usage_event", "usage_hour", "usage_day", "usage_attempt")
-    }
+    for rollup in ROLLUPS:
+        rows = +stored(database, rollup.table.name, rollup.groups)
+        assert rows == +by_hand(closed, rollup.seconds, rollup.groups)
+    before = {table: dump(database, table) for table in metadata.tables}
     assert len(before["usage_event"]) == 150
     assert len(before["usage_attempt"]) == sum(len(record.attempts) for record in closed)
     assert database.apply(log) == 0
@@ -134,7 +135,8 @@ def test_old_rows_go_and_their_days_stay(database: Database) -> None:
     left = [record for record in records if record.closed_at >= cut * 1_000_000]
     assert 0 < len(left) < 200
     assert {row[0] for row in dump(database, "usage_event")} == {record.request_id for record in left}
-    assert all(row[0] >= cut for row in dump(database, "usage_hour"))
+    for hours in ("usage_hour", "usage_key_hour"):
+        assert min(row[0] for row in dump(database, hours)) >= cut
     assert dump(database, "usage_day") == days
 
 
@@ -178,6 +180,20 @@ def test_migrations_make_the_tables_that_the_code_uses(database: Database) -> No
         assert context.get_current_revision() == SCHEMA.head
     folder = Path(toque.monitor.ledger.__file__).parent / "migrations"
     assert ScriptDirectory(str(folder)).get_current_head() == SCHEMA.head
+
+
+def test_a_ledger_from_before_the_hours_of_keys_gets_them(database: Database) -> None:
+    maker = Maker(11, days=3)
+    first, later = ([maker.closed() for _ in range(60)] for _ in range(2))
+    database.apply(first)
+    with database.write() as connection:  # as version 0001 left it
+        connection.exec_driver_sql("DROP TABLE usage_key_hour")
+        connection.exec_driver_sql("UPDATE ledger_version SET version_num = '0001'")
+    again = Database(database.url)
+    again.apply(later)
+    rows = +stored(again, KEY_HOURS.table.name, KEY_HOURS.groups)
+    assert rows == +by_hand(first + later, 3_600, KEY_HOURS.groups)
+    again.close()
 
 
 def test_a_ledger_of_a_newer_toque_is_left_alone(tmp_path: Path) -> None:

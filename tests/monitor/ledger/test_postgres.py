@@ -18,6 +18,7 @@ from toque.errors import StoreError
 from toque.monitor.ledger.database import Database
 from toque.monitor.ledger.ledger import Ledger
 from toque.monitor.ledger.record import Outcome
+from toque.monitor.ledger.tables import ROLLUPS
 from toque.monitor.ledger.usage import UsageQuery, usage
 
 from .rows import START, Maker
@@ -48,8 +49,9 @@ def test_rows_and_rollups_are_those_of_sqlite(url: str, tmp_path: Path) -> None:
         for start in range(0, 200, 70):
             database.apply(closed[start : start + 70])
         assert database.apply(closed) == 0
-        assert +stored(database, "usage_hour") == +by_hand(closed, 3_600)
-        assert +stored(database, "usage_day") == +by_hand(closed, 86_400)
+        for rollup in ROLLUPS:
+            rows = +stored(database, rollup.table.name, rollup.groups)
+            assert rows == +by_hand(closed, rollup.seconds, rollup.groups)
     one, other = databases
     for table in ("usage_event", "usage_attempt"):
         assert dump(one, table) == dump(other, table)

@@ -67,6 +67,9 @@ GROUPINGS = [
     *[(name,) for name in (*DIMENSIONS, *PERIODS)],
     *itertools.permutations(("tenant", "day", "model"), 2),
     ("hour", "key"),
+    ("tenant", "hour"),
+    ("hour", "tenant", "key"),
+    ("hour", "key", "model"),
     ("tenant", "key", "model", "version", "endpoint", "day"),
 ]
 
@@ -94,6 +97,15 @@ def test_filters_keep_what_they_name(filled: tuple[Database, list[UsageRecord]])
     query = UsageQuery(("model",), 0, START + 10**8, {"tenant": "acme", "key": "k1"})
     mine = [r for r in records if r.tenant == "acme" and r.key_id == "k1"]
     assert usage(database, query).total["completion_tokens"] == sum(r.completion_tokens for r in mine)
+    for where, rows in (
+        ({"key": "k1"}, [r for r in records if r.key_id == "k1"]),
+        ({"model": mine[0].model}, [r for r in records if r.model == mine[0].model]),
+    ):  # by hour and key: from the hours of keys, and from those of everything
+        found = usage(database, UsageQuery(("hour", "key"), 0, START + 10**8, where))
+        assert found.total["cost_nano"] == sum(r.cost_nano for r in rows)
+        assert {(row["hour"], row["key"]): row["requests"] for row in found.rows} == {
+            group: sums["requests"] for group, sums in slowly(rows, ("hour", "key")).items()
+        }
 
 
 @pytest.mark.parametrize("month", ["2026-09", "2026-10"])

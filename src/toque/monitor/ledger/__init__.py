@@ -8,5 +8,6 @@
                   Journal ── mapped file ──▶ fdatasync (journal thread)
                      │
                      ▼ in batches
-                  Applier ── one transaction ──▶ usage_event, usage_attempt, usage_hour, usage_day
+                  Applier ── one transaction ──▶ usage_event, usage_attempt, and the sums
+                              usage_hour, usage_key_hour, usage_day
 """

@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, String, Table, delete, func, select
+from sqlalchemy import Connection, String, delete, func, select
 
 from toque.monitor.ledger.record import Attempt, Outcome, UsageRecord
-from toque.monitor.ledger.rollup import fold
-from toque.monitor.ledger.tables import GROUPS, MEASURES, ROLLUPS, usage_attempt, usage_event
+from toque.monitor.ledger.rollup import coarser, fold
+from toque.monitor.ledger.tables import (
+    DAYS,
+    HOURS,
+    MEASURES,
+    ROLLUPS,
+    Rollup,
+    usage_attempt,
+    usage_event,
+)
 from toque.sql import Schema, SqlDatabase
 
 SCHEMA = Schema(
@@ -56,10 +64,7 @@ class Database(SqlDatabase):
             attempts = [_attempt(r.request_id, attempt) for r in closing for attempt in r.attempts]
             if attempts:
                 connection.execute(self.insert(usage_attempt).on_conflict_do_nothing(), attempts)
-            for seconds, table in ROLLUPS.items():
-                rows = fold(closing, seconds)
-                if rows:
-                    connection.execute(self._add_up(table), rows)
+            self._add_up(connection, closing)
         return len(closing)
 
     def orphans(self, gateway: str, current: str, limit: int = 1_000) -> list[UsageRecord]:
@@ -87,7 +92,7 @@ class Database(SqlDatabase):
 
     def spent(self, since: int, process: str) -> dict[tuple[str, str], int]:
         """List amounts since a UTC midnight by tenant and key, without the rows that ``process`` wrote."""
-        day, event = ROLLUPS[86_400], usage_event
+        day, event = DAYS.table, usage_event
         everyone = select(day.c.tenant, day.c.key_id, func.sum(day.c.list_nano)).where(day.c.bucket >= since)
         own = select(event.c.tenant, event.c.key_id, func.sum(event.c.list_nano)).where(
             event.c.closed_at >= since * 1_000_000,
@@ -108,24 +113,30 @@ class Database(SqlDatabase):
         old = select(usage_event.c.request_id).where(
             usage_event.c.closed_at < cut, usage_event.c.outcome != Outcome.OPEN.value
         )
-        hours = ROLLUPS[3_600]
         with self.write() as connection:
             ids = [row[0] for row in connection.execute(old.limit(limit))]
             for part in _parts(ids):
                 connection.execute(delete(usage_attempt).where(usage_attempt.c.request_id.in_(part)))
                 connection.execute(delete(usage_event).where(usage_event.c.request_id.in_(part)))
-            removed = connection.execute(delete(hours).where(hours.c.bucket < hours_before)).rowcount
-        return len(ids) + removed
+            removed = len(ids)
+            for hours in (rollup.table for rollup in ROLLUPS if rollup.seconds == HOURS.seconds):
+                removed += connection.execute(delete(hours).where(hours.c.bucket < hours_before)).rowcount
+        return removed
 
     def rebuild(self) -> None:
         """Add up the roll-ups anew from the raw rows that there are. For repairs, and for tests."""
         with self.write() as connection:
-            for seconds, table in ROLLUPS.items():
-                connection.execute(delete(table))
-                closed = select(usage_event).where(usage_event.c.outcome != Outcome.OPEN.value)
-                rows = fold((UsageRecord(**row) for row in _rows(connection, closed)), seconds)
-                if rows:
-                    connection.execute(self._add_up(table), rows)
+            for rollup in ROLLUPS:
+                connection.execute(delete(rollup.table))
+            closed = select(usage_event).where(usage_event.c.outcome != Outcome.OPEN.value)
+            self._add_up(connection, (UsageRecord(**row) for row in _rows(connection, closed)))
+
+    def _add_up(self, connection: Connection, closed: Iterable[UsageRecord]) -> None:
+        """Add records to every roll-up. The records are gone through once; the others follow from the finest."""
+        finest = fold(closed, HOURS.seconds)
+        for rollup in ROLLUPS if finest else ():
+            rows = finest if rollup is HOURS else coarser(finest, rollup.seconds, rollup.groups)
+            connection.execute(self._increase(rollup), rows)
 
     @property
     def _upsert(self) -> Any:
@@ -135,10 +146,10 @@ class Database(SqlDatabase):
             index_elements=["request_id"], set_=changes, where=usage_event.c.outcome == Outcome.OPEN.value
         )
 
-    def _add_up(self, table: Table) -> Any:
-        statement = self.insert(table)
-        sums = {name: table.c[name] + statement.excluded[name] for name in MEASURES}
-        return statement.on_conflict_do_update(index_elements=["bucket", *GROUPS], set_=sums)
+    def _increase(self, rollup: Rollup) -> Any:
+        statement = self.insert(rollup.table)
+        sums = {name: rollup.table.c[name] + statement.excluded[name] for name in MEASURES}
+        return statement.on_conflict_do_update(index_elements=["bucket", *rollup.groups], set_=sums)
 
 
 def _closed(connection: Connection, ids: Sequence[str]) -> set[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from toque.monitor.ledger.record import UsageRecord
+from toque.monitor.ledger.tables import MEASURES
 
 # In the order of tables.GROUPS and tables.MEASURES; a test holds them together.
 Group = tuple[int, str, str, str, str, str]
@@ -59,3 +60,18 @@ def fold(records: Iterable[UsageRecord], seconds: int) -> list[dict[str, Any]]:
         row["cost_nano"] += r.cost_nano
     # Sorted: gateways that add to the same rows at once must take their locks in the same order.
     return [rows[key] for key in sorted(rows)]
+
+
+def coarser(rows: Iterable[dict[str, Any]], seconds: int, groups: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a roll-up with longer periods or fewer groups, from those of a finer one."""
+    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        bucket = row["bucket"] // seconds * seconds
+        key = (bucket, *(row[group] for group in groups))
+        known = sums.get(key)
+        if known is None:
+            sums[key] = dict(zip(("bucket", *groups), key, strict=True)) | {m: row[m] for m in MEASURES}
+        else:
+            for measure in MEASURES:
+                known[measure] += row[measure]
+    return [sums[key] for key in sorted(sums)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, String, Table, text
 
 metadata = MetaData()
@@ -79,23 +81,31 @@ usage_attempt = Table(
 )
 
 
-def _rollup(name: str) -> Table:
-    return Table(
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """Requests added up by periods of ``seconds`` and by ``groups``, which with the period are the table's key."""
+
+    table: Table
+    seconds: int
+    groups: tuple[str, ...]
+
+
+def _rollup(name: str, seconds: int, groups: tuple[str, ...] = GROUPS) -> Rollup:
+    table = Table(
         name,
         metadata,
-        Column(
-            "bucket", BigInteger, primary_key=True, autoincrement=False
-        ),  # its begin, seconds since the epoch
-        Column("tenant", String(128), primary_key=True),
-        Column("key_id", String(128), primary_key=True),
-        Column("model", String(256), primary_key=True),
-        Column("version", String(256), primary_key=True),
-        Column("endpoint", String(64), primary_key=True),
+        # When the period begins, in seconds since the epoch.
+        Column("bucket", BigInteger, primary_key=True, autoincrement=False),
+        *(Column(group, String(_LENGTHS[group]), primary_key=True) for group in groups),
         *(Column(measure, BigInteger, nullable=False) for measure in MEASURES),
         sqlite_with_rowid=False,  # rows lie in the order of their buckets: a month is read in one go
     )
+    return Rollup(table, seconds, groups)
 
 
-usage_hour = _rollup("usage_hour")
-usage_day = _rollup("usage_day")
-ROLLUPS = {3_600: usage_hour, 86_400: usage_day}
+_LENGTHS = {"tenant": 128, "key_id": 128, "model": 256, "version": 256, "endpoint": 64}
+HOURS = _rollup("usage_hour", 3_600)
+DAYS = _rollup("usage_day", 86_400)
+# Where models, versions and endpoints are many, a key's hours are several times fewer rows than HOURS.
+KEY_HOURS = _rollup("usage_key_hour", 3_600, ("key_id", "tenant"))
+ROLLUPS = (HOURS, KEY_HOURS, DAYS)

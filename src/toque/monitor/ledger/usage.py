@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, func, select
 from toque.errors import RequestError
 from toque.monitor.cost import currency_text, per_million
 from toque.monitor.ledger.database import Database
-from toque.monitor.ledger.tables import MEASURES, ROLLUPS
+from toque.monitor.ledger.tables import DAYS, HOURS, KEY_HOURS, MEASURES, Rollup
 
 # What usage may be grouped by, and the columns behind it.
 DIMENSIONS = {
@@ -78,8 +78,8 @@ def usage(database: Database, query: UsageQuery) -> Usage:
     until = -(-(now + 1 if query.until is None else query.until) // 3_600) * 3_600
     # Days are right, and fewer, where no bound cuts one and no hour is to be told.
     whole_days = since % 86_400 == 0 and (until % 86_400 == 0 or query.until is None)
-    seconds = 86_400 if whole_days and "hour" not in query.by else 3_600
-    table = ROLLUPS[seconds]
+    rollup = _smallest(query, whole_days)
+    table, seconds = rollup.table, rollup.seconds
     groups: list[ColumnElement[Any]] = []
     for name in query.by:
         if name in DIMENSIONS:
@@ -111,6 +111,14 @@ def usage(database: Database, query: UsageQuery) -> Usage:
     total = dict(zip(MEASURES, map(sum, columns), strict=True))
     rows = [dict(zip(names, row, strict=True)) for row in found]
     return Usage(tuple(query.by), since, until, rows, total)
+
+
+def _smallest(query: UsageQuery, whole_days: bool) -> Rollup:
+    """The roll-up with the fewest rows that knows what is asked."""
+    if whole_days and "hour" not in query.by:
+        return DAYS
+    asked = {DIMENSIONS[name] for name in (*query.by, *query.where) if name in DIMENSIONS}
+    return KEY_HOURS if asked <= set(KEY_HOURS.groups) else HOURS
 
 
 def public_row(row: Mapping[str, Any], currency: str) -> dict[str, Any]:
