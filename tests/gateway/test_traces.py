@@ -7,9 +7,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
 
+from toque.errors import UnavailableError
 from toque.monitor.span_sender import SpanSender
 from toque.routing.base import OnRoute, RouteEvent, RouteKind
 from toque.routing.fake import FakeEngineClient
@@ -32,6 +36,7 @@ class Moved(FakeEngineClient):
         return super().generate(request)
 
 
+FORCED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 FLAGS = {"tracing.endpoint": "http://127.0.0.1:1"}
 
 
@@ -110,3 +115,94 @@ async def test_where_a_choice_went_is_under_the_request() -> None:
         parent = spans[name].parent
         assert parent is not None
         assert parent.span_id == root.span_id
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+REFUSED: dict[str, tuple[dict[str, object], Any, dict[str, str], int, str]] = {
+    "a body that is no JSON": ({}, b'{"canary', {}, 400, "invalid_json"),
+    "a value out of range": (
+        {},
+        {"model": "parrot", "messages": [{"role": "user", "content": "canary"}], "temperature": -3},
+        {},
+        400,
+        "invalid_request_error",
+    ),
+    "an unknown model": (
+        {},
+        {"model": "canary", "messages": [{"role": "user", "content": "x"}]},
+        {},
+        404,
+        "model_not_found",
+    ),
+    "a wrong key": ({"auth.api_keys": ("sk-right",)}, {}, bearer("sk-canary"), 401, "invalid_api_key"),
+    "too large": ({"limits.max_body_bytes": 2_000}, b"canary" * 1_000, {}, 413, "payload_too_large"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_is_refused_is_a_server_span_with_its_status(case: str) -> None:
+    flags, body, headers, status, code = REFUSED[case]
+    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    headers = {**headers, "content-type": "application/json", "traceparent": f"00-{TRACE}-{PARENT}-01"}
+    async with traced(**flags) as (w, memory):
+        answer = await w.client.post("/v1/chat/completions", content=content, headers=headers)
+    assert answer.status_code == status
+    (span,) = memory.get_finished_spans()
+    assert span.context is not None
+    assert span.parent is not None
+    assert answer.headers["traceparent"] == f"00-{TRACE}-{span.context.span_id:016x}-01"
+    assert f"{span.context.trace_id:032x}" == TRACE
+    assert f"{span.parent.span_id:016x}" == PARENT
+    assert (span.kind, span.status.status_code) == (SpanKind.SERVER, StatusCode.UNSET)
+    assert attributes(span)["http.response.status_code"] == status
+    assert attributes(span)["error.type"] == code
+    assert attributes(span)["toque.request.id"] == answer.headers["x-request-id"]
+    assert "canary" not in span.to_json()
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert 0 < span.end_time - span.start_time < 60e9
+
+
+async def test_a_limit_and_an_overload_are_told_with_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"auth.api_keys": ("sk-right",), "limits.requests_per_minute": 1}
+    async with traced(**keys) as (w, memory):
+        w.client.headers.update(bearer("sk-right"))
+        assert (await ask(w)).status_code == 200
+        assert (await ask(w)).status_code == 429
+    (_, limited) = servers(memory.get_finished_spans())
+    assert attributes(limited)["error.type"] == "rate_limit_exceeded"
+    assert attributes(limited)["gen_ai.request.model"] == "parrot"
+    async with traced() as (w, memory):
+        w.deployment.admission.requests = w.deployment.admission.max_requests
+        assert (await ask(w)).status_code == 429
+        w.deployment.admission.requests = 0
+
+        def stopping(*_: object) -> None:
+            raise UnavailableError("it stops")
+
+        monkeypatch.setattr(w.deployment.admission, "enter", stopping)
+        assert (await ask(w)).status_code == 503
+    full, stopped = servers(memory.get_finished_spans())
+    assert [attributes(span)["error.type"] for span in (full, stopped)] == [
+        "queue_full",
+        "service_unavailable",
+    ]
+    assert full.status.status_code is StatusCode.UNSET
+    assert stopped.status.status_code is StatusCode.ERROR
+    assert [attributes(span)["gen_ai.request.model"] for span in (full, stopped)] == ["parrot"] * 2
+
+
+async def test_refusals_that_nobody_records_have_no_spans() -> None:
+    async with traced(**{"tracing.sample_ratio": 0.0}) as (w, memory):
+        assert (await ask(w, "00", model="other")).status_code == 404
+        assert (await ask(w, None, model="other")).status_code == 404
+        assert (await w.client.get("/favicon.ico")).status_code == 404
+        assert (await w.client.get("/favicon.ico", headers=FORCED)).status_code == 404
+        assert (await w.client.get("/v1/chat/completions", headers=FORCED)).status_code == 405
+    assert memory.get_finished_spans() == ()
+    async with world(Plan()) as w:  # tracing is off
+        assert (await ask(w, model="other")).status_code == 404
+        assert w.gateway.spans is None

@@ -18,6 +18,7 @@ from fixtures.collector import collector
 from toque.errors import ConfigError
 from toque.monitor.ledger.record import UsageRecord
 from toque.monitor.span_sender import MAX_WAITING, SpanSender
+from toque.monitor.spans import Refusal
 from toque.monitor.trace_context import TraceContext
 from toque.monitor.trail import Trail, TrailKind
 
@@ -125,3 +126,16 @@ def test_nothing_is_imported_before_the_first_request() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_flood_of_refusals_leaves_room_for_the_answered() -> None:
+    stuck = Stuck()
+    sender = SpanSender("http://127.0.0.1:1", exporter=lambda: stuck)
+    sender._started = True  # nobody takes anything out
+    refusal = Refusal("/v1/completions", 429, "rate_limit_exceeded", "mine", 1, 2)
+    for _ in range(MAX_WAITING):
+        sender.refused(refusal, TRACE)
+    assert sender.dropped == MAX_WAITING // 2
+    for number in range(MAX_WAITING // 2):
+        sender.send(*closed(number), TRACE, {})
+    assert sender.dropped == MAX_WAITING // 2

@@ -10,6 +10,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 from toque import __version__
 from toque.errors import ConfigError
 from toque.monitor.ledger.record import UsageRecord
-from toque.monitor.spans import Span, Value, spans_of
+from toque.monitor.spans import Refusal, Span, Value, spans_of
 from toque.monitor.trace_context import TraceContext
 from toque.monitor.trail import Trail
 
@@ -29,11 +30,11 @@ log = logging.getLogger("toque.tracing")
 
 MAX_WAITING = 4_096  # requests; what is more is dropped, and counted
 FLUSH_S = 3.0
-Closed = tuple[Trail, UsageRecord, TraceContext, Mapping[str, Value]]
+Closed = tuple[Callable[[], Span], TraceContext]
 
 
 class SpanSender:
-    """Sends the spans of closed requests to ``endpoint``. `send` costs a microsecond and never waits.
+    """Sends the spans of closed requests to ``endpoint``. `send` and `refused` cost a microsecond and never wait.
 
     ConfigError when the extra is not installed or the endpoint is no address. A collector that is away costs spans,
     never requests; headers, certificates and timeouts come from the exporter's own ``OTEL_EXPORTER_OTLP_*`` variables.
@@ -55,15 +56,29 @@ class SpanSender:
         self.dropped = 0
 
     def send(self, trail: Trail, row: UsageRecord, trace: TraceContext, asked: Mapping[str, Value]) -> None:
+        """The spans of an admitted request that is over."""
+        self._put((partial(spans_of, trail, row, asked), trace))
+
+    def refused(self, refusal: Refusal, trace: TraceContext) -> None:
+        """The span of a request that was not admitted. A flood of these leaves half of the room to the others."""
+        if self._waiting.qsize() < MAX_WAITING // 2:
+            self._put((refusal.span, trace))
+        else:
+            self._drop()
+
+    def _put(self, closed: Closed) -> None:
         if not self._started:
             self._started = True
             self._thread.start()  # only now: importing the library takes half a second
         try:
-            self._waiting.put_nowait((trail, row, trace, asked))
+            self._waiting.put_nowait(closed)
         except queue.Full:
-            self.dropped += 1
-            if self.dropped == 1:
-                log.warning("spans are dropped: they come faster than they are sent")
+            self._drop()
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            log.warning("spans are dropped: they come faster than they are sent")
 
     def stop(self) -> None:
         """Send what is left, for a few seconds at most."""
@@ -83,8 +98,8 @@ class SpanSender:
         spell = Spelling()
         while (closed := self._waiting.get()) is not None:
             try:
-                trail, row, trace, asked = closed
-                for span in spell(spans_of(trail, row, asked), trace):
+                make, trace = closed
+                for span in spell(make(), trace):
                     processor.on_end(span)
             except Exception:  # this thread must outlive whatever a trail or a library comes up with
                 log.exception("the spans of a request cannot be sent")

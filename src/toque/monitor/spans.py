@@ -89,6 +89,40 @@ def spans_of(trail: Trail, row: UsageRecord, asked: Mapping[str, Value]) -> Span
     return span
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that was answered with an error before it was admitted: neither a row nor a trail tells of it.
+
+    ``model`` is "" where none of that name is served; ``code`` is the error's. Times in nanoseconds since the epoch.
+    """
+
+    endpoint: str
+    status: int
+    code: str
+    client_id: str
+    start_ns: int
+    end_ns: int
+    model: str = ""
+    tenant: str = ""
+
+    def span(self) -> Span:
+        operation = OPERATIONS.get(self.endpoint, "unknown")
+        attributes: dict[str, Value] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "toque",
+            "http.request.method": "POST",
+            "http.route": self.endpoint,
+            "http.response.status_code": self.status,
+            "toque.request.id": self.client_id,
+            "error.type": self.code,
+        }
+        optional: dict[str, Value] = {"gen_ai.request.model": self.model, "toque.tenant": self.tenant}
+        attributes |= {name: value for name, value in optional.items() if value}
+        # By the conventions for HTTP, what the caller did wrong is no error of the server's span.
+        error = self.code if self.status >= 500 else ""
+        return Span(f"{operation} {self.model}".strip(), self.start_ns, self.end_ns, attributes, error=error)
+
+
 def _attempts(trail: Trail, moments: Sequence[Moment], end_us: int) -> Iterator[Span]:
     """One choice's attempts, each with its phases."""
     # A second replica's attempt is one where it won; else it is a moment of the first one's.

@@ -41,8 +41,9 @@ class Exchange:
     """What a handler reads from and writes to.
 
     Every answer leaves through ``send``, which adds the headers that all answers carry. ``status`` is what the
-    metrics and the log say in the end: the status line, or for a stream that broke, the error's status. ``body`` is
-    the request's, where somebody has read it already; ``recording`` keeps an answer that may be asked for again.
+    metrics and the log say in the end: the status line, or for a stream that broke, the error's status. ``failure``
+    is that error's code. ``spans_follow`` is set once somebody else tells the trace of this request. ``body`` is the
+    request's, where somebody has read it already; ``recording`` keeps an answer that may be asked for again.
     """
 
     def __init__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -57,7 +58,9 @@ class Exchange:
         self.model = ""
         self.status = 0
         self.started = False
+        self.failure = ""
         self.trace: TraceContext | None = None
+        self.spans_follow = False
         self.body: bytes | None = None
         self.recording: Recording | None = None
         self.added: Headers = [(b"x-request-id", self.request_id.encode())]
@@ -93,6 +96,7 @@ class Exchange:
     async def fail(self, error: ToqueError) -> None:
         """The error as the whole answer, or as the last event of a stream that has begun."""
         self.recording = None
+        self.failure = error.error_code or type(error).type
         if self.started:
             self.status = error.status
             # A client that does not read would keep us here; returning unfinished closes its connection.

@@ -14,7 +14,8 @@ from toque.gateway.http.body import ClientLeft
 from toque.gateway.http.exchange import Exchange, Headers, Receive, Send
 from toque.gateway.listen import LOOPBACK
 from toque.monitor.log_format import answering, fields
-from toque.monitor.trace_context import trace_of
+from toque.monitor.spans import OPERATIONS, Refusal
+from toque.monitor.trace_context import TraceContext, trace_of
 
 log = logging.getLogger("toque.gateway")
 
@@ -66,6 +67,8 @@ class Front:
             await self._answer(exchange)
         finally:
             self._gateway.metrics.answered(exchange.endpoint, exchange.status)
+            if exchange.trace is not None and exchange.status >= 400 and not exchange.spans_follow:
+                self._tell_refusal(exchange, exchange.trace)
             if log.isEnabledFor(logging.INFO):
                 _log(exchange)
             answering.reset(about)
@@ -86,7 +89,7 @@ class Front:
                 log.error("request %s failed: %s", exchange.request_id, error)
             await exchange.fail(error)
         except ClientLeft:
-            exchange.status = CLIENT_LEFT
+            exchange.status, exchange.failure = CLIENT_LEFT, "client_closed_request"
         except asyncio.CancelledError:
             # The server's grace is over: the client learns it. Nothing outside this task waits for its cancellation.
             exchange.status = UnavailableError.status
@@ -106,6 +109,26 @@ class Front:
         exchange.trace = trace = trace_of(given, exchange.header(b"tracestate"), settings.sample_ratio)
         if settings.endpoint:
             exchange.added.append((b"traceparent", trace.traceparent.encode()))
+
+    def _tell_refusal(self, exchange: Exchange, trace: TraceContext) -> None:
+        """A span for a request of a model that was answered with an error before it was admitted."""
+        spans, path = self._gateway.spans, exchange.scope["path"]
+        if spans is None or not trace.sampled or path not in OPERATIONS or exchange.scope["method"] != "POST":
+            return
+        now_ns = time.time_ns()
+        spans.refused(
+            Refusal(
+                path,
+                exchange.status,
+                exchange.failure,
+                exchange.request_id,
+                now_ns - int((time.perf_counter() - exchange.arrived) * 1e9),
+                now_ns,
+                exchange.model,
+                exchange.caller.tenant,
+            ),
+            trace,
+        )
 
     def _check_host(self, exchange: Exchange) -> None:
         """Where nothing but being on this machine lets a caller in, its browser must know that it talks to it.

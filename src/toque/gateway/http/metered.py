@@ -87,6 +87,7 @@ def _trail(
     sender = gateway.spans if trace is not None and trace.sampled else None
     if event_log is None and sender is None:
         return None, None
+    exchange.spans_follow = True
     opened_at = int(time.time() * 1e6) if entry is None else entry.record.opened_at
     trail = Trail(
         request.request_id,
