@@ -6,14 +6,17 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import pytest
 
 from fixtures.fleet import PooledFleet
 from toque.fleet.spec import RolloutPolicy
 from toque.fleet.views import ReplicaView
+from toque.routing.base import DeploymentSignals
 from toque.types import EngineRequest, SamplingParams
 
 FAKE = [sys.executable, "-m", "toque.replica.fake", "--step-s", "0.005"]
@@ -92,6 +95,48 @@ async def some_ready(running: PooledFleet) -> list[ReplicaView]:
             return ready
         await asyncio.sleep(0.01)
     raise AssertionError("no replica becomes ready")
+
+
+@pytest.mark.parametrize("strategy", ["surge", "swap"])
+async def test_streams_whose_replica_is_killed_while_it_leaves_are_finished_by_another(
+    strategy: Literal["surge", "swap"],
+) -> None:
+    """Its version's last one, while the new version has all new requests."""
+    fleet: PooledFleet
+
+    def report() -> None:  # as a gateway does
+        pool = fleet.pool
+        signals = DeploymentSignals("m", waiting=pool.waiting, running=pool.running, stranded=pool.stranded)
+        fleet.fleet.link.report("gateway", [signals])
+
+    async with PooledFleet(
+        FAKE, rollout=RolloutPolicy(strategy=strategy), on_wait=report, grace_s=10.0
+    ) as fleet:
+        await fleet.wait_ready(20)
+        requests = [EngineRequest(f"r{n}", (n + 1, 7), SamplingParams(max_tokens=300)) for n in range(4)]
+        answers = [asyncio.create_task(tokens_of(fleet, request)) for request in requests]
+        while fleet.pool.running < len(requests):
+            await fleet.pool.changed(time.monotonic() + 0.01)
+        await fleet.fleet.admin.start_rollout("m", "/v2")
+        async with asyncio.timeout(20):
+            while True:
+                views = await fleet.fleet.admin.replicas()
+                if leaving := [view for view in views if view.state == "draining"]:
+                    break
+                await asyncio.sleep(0.01)
+        os.kill(int(leaving[0].handle), signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while not all(answer.done() for answer in answers):
+                report()
+                await asyncio.sleep(0.05)
+        for request, answer in zip(requests, answers, strict=True):
+            assert answer.result() == list(request.prompt) * 150
+        await done(fleet, "done")
+
+
+async def tokens_of(running: PooledFleet, request: EngineRequest) -> list[int]:
+    (version,) = running.pool.table.shares
+    return [token async for output in running.pool.of(version).generate(request) for token in output.tokens]
 
 
 async def test_replicas_that_are_killed_in_the_middle_of_an_update_change_nothing() -> None:

@@ -22,8 +22,8 @@ LIMIT_MB = 500
 EACH_MB = 100
 NAMES = ("a", "b", "c")
 EVENTS = (
-    "kill", "silence", "wait", "work", "idle", "good", "bad", "undo", "pause", "resume", "promote", "scale", "zero",
-    "stop", "start", "restart", "takeover", "time",
+    "kill", "silence", "wait", "strand", "work", "idle", "good", "bad", "undo", "pause", "resume", "promote", "scale",
+    "zero", "stop", "start", "restart", "takeover", "time",
 )  # fmt: skip
 
 
@@ -76,6 +76,10 @@ class Chaos:
             placement.silence(self.random.choice(living))
         elif event == "wait":
             self.world.say(name, waiting=self.random.randint(1, 20))
+        elif event == "strand":  # requests whose replica died, of any version
+            versions = self.world.tables[name].versions if name in self.world.tables else {}
+            stranded = {self.random.choice(sorted(versions)): 2} if versions else {}
+            self.world.say(name, waiting=2, stranded=stranded)
         elif event == "work":
             self._work(name)
         elif event == "idle":

@@ -4,7 +4,9 @@ can ask for. The replicas are real engines; only the wire is left out."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,7 +112,8 @@ def table(*names: str, version: str = "v1", **fields: object) -> RoutingTable:
     return RoutingTable("m", entries, versions, {version: 1.0}, **fields)  # type: ignore[arg-type]
 
 
-def pool_of(*sessions: EngineSession, **options: object) -> ReplicaPool:
+def pool_of(*sessions: EngineSession, first: RoutingTable | None = None, **options: object) -> ReplicaPool:
+    """``first``: the table to begin with, else all are of version v1."""
     left = list(sessions)
 
     def open_session(entry: ReplicaEntry, on_change: Callable[[], None]) -> EngineSession:
@@ -119,7 +122,7 @@ def pool_of(*sessions: EngineSession, **options: object) -> ReplicaPool:
         return session
 
     pool = ReplicaPool("m", open_session=open_session, **options)  # type: ignore[arg-type]
-    pool.apply(table(*(f"r{i}" for i in range(len(sessions)))))
+    pool.apply(first or table(*(f"r{i}" for i in range(len(sessions)))))
     return pool
 
 
@@ -237,6 +240,84 @@ async def test_moves_are_bounded_however_far_it_comes() -> None:
     with pytest.raises(ReplicaDiedError):
         await answer(pool_of(*sessions, bounds=MoveBounds(moves=3)), request)
     assert [len(s.asked) for s in sessions] == [1, 1, 1, 1, 0, 0]
+
+
+V1, V2 = (ReplicaEntry(f"r{i}", 1, f"/r{i}", version=f"v{i + 1}") for i in range(2))
+VERSIONS = {key: ServedVersion(key, PATH) for key in ("v1", "v2")}
+LEAVING = RoutingTable("m", (V1, V2), VERSIONS, {"v2": 1.0}, leaving=("v1",))
+
+
+async def test_what_a_leaving_version_has_begun_goes_on_in_the_replica_that_is_started_for_it() -> None:
+    """Its last replica dies while it drains; the table says only then that another one comes."""
+    request = EngineRequest("r", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=8))
+    expected = folded(await answer(pool_of(EngineSession(bytes_engine())), request))
+    old, new, another = (EngineSession(bytes_engine(), dies_at=at) for at in (2, None, None))
+    waits = asyncio.Event()
+    pool = pool_of(old, new, another, first=LEAVING, on_wait=waits.set)
+    draining = dataclasses.replace(V1, state=ReplicaState.DRAINING)
+    begun = asyncio.create_task(answer(pool, request))
+    await asyncio.sleep(0)
+    pool.apply(dataclasses.replace(LEAVING, entries=(draining, V2)))
+    async with asyncio.timeout(5):
+        await waits.wait()
+    assert (pool.waiting, pool.stranded) == (1, {"v1": 1})
+    pool.apply(
+        dataclasses.replace(LEAVING, entries=(V2,))
+    )  # its row is gone, and the next one's not yet there
+    fresh = dataclasses.replace(V1, replica_id="r2", epoch=2)
+    pool.apply(dataclasses.replace(LEAVING, entries=(V2, fresh)))
+    assert folded(await begun) == expected
+    assert [len(r.generated) for r in another.asked] == [2]
+    assert not new.asked
+    assert pool.stranded == {}
+    pool.apply(dataclasses.replace(LEAVING, entries=(V2,)))
+    with pytest.raises(VersionGoneError):  # what begins now begins elsewhere
+        await answer(pool, request)
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        (dataclasses.replace(LEAVING, entries=(V2,), leaving=()), "could not be continued"),  # time is over
+        (
+            dataclasses.replace(
+                LEAVING, entries=(dataclasses.replace(V1, epoch=2, state=ReplicaState.DEAD, reason="bad"), V2)
+            ),
+            "bad",
+        ),
+    ],
+)
+async def test_what_a_leaving_version_has_begun_ends_where_nobody_comes(then: RoutingTable, why: str) -> None:
+    request = EngineRequest("r", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=8))
+    pool = pool_of(EngineSession(bytes_engine(), dies_at=2), EngineSession(bytes_engine()), first=LEAVING)
+    begun = asyncio.create_task(answer(pool, request))
+    async with asyncio.timeout(5):
+        while not pool.stranded:
+            await pool.changed(time.monotonic() + 0.01)
+    pool.apply(then)
+    with pytest.raises(ReplicaDiedError, match=why):
+        await begun
+
+
+async def test_what_was_accepted_and_not_begun_goes_to_another_version_or_waits_for_its_own() -> None:
+    request = EngineRequest("r", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=8))
+    for shares in ({"v2": 1.0}, {}):  # {}: the deployment is stopped
+        old, new, another = (EngineSession(bytes_engine(), dies_at=at) for at in (0, None, None))
+        pool = pool_of(old, new, another, first=dataclasses.replace(LEAVING, shares=shares))
+        begun = asyncio.create_task(answer(pool, request))
+        await asyncio.sleep(0)
+        draining = dataclasses.replace(V1, state=ReplicaState.DRAINING)
+        pool.apply(dataclasses.replace(LEAVING, shares=shares, entries=(draining, V2)))
+        async with asyncio.timeout(5):
+            while not (pool.stranded or begun.done()):
+                await pool.changed(time.monotonic() + 0.01)
+        if shares:
+            with pytest.raises(UnavailableError):  # the gateway asks the other version
+                await begun
+            continue
+        fresh = dataclasses.replace(V1, replica_id="r2", epoch=2)
+        pool.apply(dataclasses.replace(LEAVING, shares={}, entries=(V2, fresh)))
+        assert len(folded(await begun)["tokens"]) == 8  # type: ignore[arg-type]
 
 
 async def test_goes_on_only_on_its_own_version() -> None:

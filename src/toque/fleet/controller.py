@@ -292,9 +292,13 @@ class Controller:
             return
         # A moment more than it gives itself: it ends what is left of its requests with an error of its own.
         patience = grace_s + 1.0 if grace_s else 0.0
-        task = asyncio.get_running_loop().create_task(self._placement.stop(replica_id, epoch, patience))
+        task = asyncio.get_running_loop().create_task(self._ended(replica_id, epoch, patience))
         self._stopping[key] = task
         task.add_done_callback(lambda done: self._stopped(key, done))
+
+    async def _ended(self, replica_id: str, epoch: int, patience_s: float) -> None:
+        if await self._placement.stop(replica_id, epoch, patience_s):  # no other round sees it gone before
+            self._decider.lost(replica_id, epoch, self._monotonic())
 
     def _stopped(self, key: tuple[str, int], done: asyncio.Task[None]) -> None:
         if self._stopping.get(key) is done:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from toque.fleet.autoscaler import ScalingMemory
 from toque.fleet.desire import Seen, rolled, scaled
 from toque.fleet.health import HangBounds, Health, Life
+from toque.fleet.leaving import Leaving
 from toque.fleet.lifecycle import ended, ending, exists, seen
 from toque.fleet.placement.base import Observed
 from toque.fleet.reconcile import REFUSED, Desired, Plan, Refusal, Room, plan
@@ -24,6 +25,7 @@ from toque.routing.base import ReplicaState, RoutingTable
 
 Key = tuple[str, int]  # replica id and epoch
 HealthOf = Callable[[str, int], Health | None]
+FINISHES = "finishes requests of a leaving version that have lost their replica"
 _USED_WRITE_S = 60.0  # `used_at` is written this often at most
 
 
@@ -60,7 +62,12 @@ class Decider:
         self._scaling: dict[str, ScalingMemory] = {}
         self._rates: dict[str, ServiceRate] = {}
         self._used: dict[str, float] = {}
+        self._leaving = Leaving()
         self._signals = Signals()
+
+    def lost(self, replica_id: str, epoch: int, monotonic: float) -> None:
+        """A process that was told to finish what it has ended badly, and is not listed any more."""
+        self._leaving.lost(replica_id, epoch, monotonic)
 
     def decide(
         self,
@@ -96,9 +103,13 @@ class Decider:
             )
         todo = plan(desired, list(survivors.values()), Room(limit_mb), now)
         self._settle(rows, todo)
-        after_plan = _planned(survivors, rows, todo)
+        after_plan = _planned(survivors, rows, desired, todo)
         kept = {row.deployment for row in after_plan.values()}
-        dropped = tuple(name for name, row in rows.items() if row.deleted and name not in kept)
+        dropped = tuple(
+            name
+            for name, row in rows.items()
+            if row.deleted and name not in kept and not desired[name].wanted.replicas
+        )
         for name in dropped:
             del rows[name]
         self._forget(rows, after_plan)
@@ -123,7 +134,12 @@ class Decider:
         life = self._lives.setdefault((row.id, row.epoch), Life(self._bounds))
         hang = life.judge(monotonic, health)
         if row.gone:
-            return None if observed is None else seen(row, observed, health, now)
+            if observed is not None:
+                if observed.exit_status:
+                    self._leaving.lost(row.id, row.epoch, monotonic)
+                return seen(row, observed, health, now)
+            stranded = self._signals.demand(row.deployment, now).stranded
+            return row if self._leaving.mourned(row, stranded, monotonic) else None
         end = ending(row, observed, hang)
         if end is None:
             assert observed is not None
@@ -154,6 +170,7 @@ class Decider:
             {revision.key: self._signals.outcomes(row.name, revision.key) for revision in row.revisions},
             rate.per_second,
             free_mb,
+            self._leaving.replaced(row.name, demand.stranded, monotonic),
         )
         used = max(self._used.get(row.name, 0.0), row.used_at)
         if what.at_work:
@@ -166,7 +183,9 @@ class Decider:
         memory = self._scaling.get(row.name, ScalingMemory())
         row, self._scaling[row.name] = scaled(row, what, memory, monotonic=monotonic, now=now)
         row, wanted = rolled(row, what, now)
-        row = pruned(row, (replica.revision for replica in own))
+        running = {replica.revision for replica in own}
+        wanted = self._leaving.completed(row, wanted, running, demand.stranded, monotonic)
+        row = pruned(row, {*running, *wanted.leaving})
         if row.observed_generation != row.generation:
             row = replace(row, observed_generation=row.generation)
         serving = any(replica.state is ReplicaState.READY and not replica.gone for replica in own)
@@ -193,6 +212,7 @@ class Decider:
         for memory in (self._scaling, self._rates, self._used):
             for name in [name for name in memory if name not in rows]:
                 del memory[name]
+        self._leaving.forget(rows, replicas)
         self._signals.forget({name: [r.key for r in row.revisions] for name, row in rows.items()})
 
 
@@ -211,7 +231,10 @@ def _unwanted(row: ReplicaRow | None, observed: Observed) -> bool:
 
 
 def _planned(
-    survivors: Mapping[str, ReplicaRow], rows: Mapping[str, DeploymentRow], todo: Plan
+    survivors: Mapping[str, ReplicaRow],
+    rows: Mapping[str, DeploymentRow],
+    desired: Mapping[str, Desired],
+    todo: Plan,
 ) -> dict[str, ReplicaRow]:
     after = dict(survivors)
     for replica_id in todo.stop:
@@ -225,7 +248,8 @@ def _planned(
     for name, key in todo.add:
         replica_id = _fresh_id(name, {*after, *survivors})
         memory = rows[name].revision(key).memory_mb
-        after[replica_id] = ReplicaRow(replica_id, name, key, memory_mb=memory)
+        reason = FINISHES if key in desired[name].wanted.leaving else ""
+        after[replica_id] = ReplicaRow(replica_id, name, key, memory_mb=memory, reason=reason)
     return after
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,7 +20,8 @@ STOPPED = "stopped by request"
 
 class Seen(Struct, frozen=True):
     """What there is of one deployment. ``health`` by replica id, ``outcomes`` by revision; ``tokens_per_second``:
-    what one replica does while it computes; ``room_mb``: what of the machine's memory nobody has."""
+    what one replica does while it computes; ``room_mb``: what of the machine's memory nobody has; ``replaced``:
+    revisions on their way out that get a replica for requests that have lost theirs."""
 
     replicas: Sequence[ReplicaRow]
     health: Mapping[str, Health]
@@ -28,6 +29,7 @@ class Seen(Struct, frozen=True):
     outcomes: Mapping[str, VersionOutcomes] = {}
     tokens_per_second: float = 0.0
     room_mb: int = 1 << 30
+    replaced: Collection[str] = ()
 
     @property
     def at_work(self) -> bool:
@@ -110,7 +112,7 @@ def _view(seen: Seen, key: str) -> RevisionView:
     rows = [row for row in seen.replicas if row.revision == key]
     return RevisionView(
         ready=sum(row.state is ReplicaState.READY and not row.gone for row in rows),
-        processes=len(rows),
+        processes=max(len(rows), key in seen.replaced),
         draining=sum(row.gone for row in rows),
         failed=next((row.reason for row in rows if row.state is ReplicaState.DEAD), ""),
         outcomes=seen.outcomes.get(key, VersionOutcomes()),

@@ -23,7 +23,8 @@ class FleetLink(Protocol):
 
     def report(self, gateway_id: str, signals: Sequence[DeploymentSignals]) -> None:
         """The deployments that changed, or all of them: twice a second, and at once when a request waits for one
-        that is asleep. ``gateway_id`` names this gateway's process: a restarted one has another."""
+        that is asleep, or has lost its replica. ``gateway_id`` names this gateway's process: a restarted one has
+        another."""
         ...
 
 
@@ -60,5 +61,5 @@ class DirectLink:
         for each in signals:
             self._store.hear(Reported(gateway_id, now, each))
             table = self._tables.get(each.deployment)
-            if each.waiting and (table is None or table.asleep):
+            if each.stranded or (each.waiting and (table is None or table.asleep)):
                 self._on_report()

@@ -32,10 +32,10 @@ def of_deployments(before: Mapping[str, DeploymentRow], after: Mapping[str, Depl
 
 
 def of_replicas(before: Mapping[str, ReplicaRow], after: Mapping[str, ReplicaRow]) -> Iterator[str]:
-    """Starts and readiness are told by the replicas themselves."""
+    """Starts and readiness are told by the replicas themselves, what one is started for where that is unusual."""
     for replica_id, row in after.items():
         old = before.get(replica_id)
-        if old is not None and row.restarts > old.restarts:
+        if row.reason if old is None else row.restarts > old.restarts:
             yield f"replica {replica_id} {row.reason}"
         elif old is not None and row.state is ReplicaState.DEGRADED and old.state is not row.state:
             yield f"replica {replica_id} is degraded: {row.reason}"

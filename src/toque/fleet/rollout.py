@@ -94,11 +94,13 @@ class RevisionView(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """What a rollout asks for: replicas and shares by revision, and whether arrivals are held."""
+    """What a rollout asks for: replicas and shares by revision, and whether arrivals are held. ``leaving``: revisions
+    that finish what they have."""
 
     replicas: Mapping[str, int]
     shares: Mapping[str, float]
     held: bool = False
+    leaving: tuple[str, ...] = ()
 
 
 def begin(number: int, old: str, new: str, policy: RolloutPolicy, now: float) -> Rollout:

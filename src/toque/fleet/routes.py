@@ -29,7 +29,7 @@ def table_of(
     serving = any(not replica.gone for replica in replicas)
     off = row.stopped or row.deleted
     shares = {} if off else dict(wanted.shares)
-    keys = {entry.version for entry in entries} | set(shares)
+    keys = {entry.version for entry in entries} | set(shares) | set(wanted.leaving)
     never = refusal is not None and refusal.never
     return RoutingTable(
         row.name,
@@ -41,7 +41,8 @@ def table_of(
         asleep=not (off or never or serving or wanted.held) and (row.target == 0 or refusal is not None),
         policy=row.spec.routing,
         tool_parser=row.spec.tool_parser,
-        reason=refusal.reason if refusal is not None else "" if serving else row.reason,
+        reason=refusal.reason if refusal is not None else "" if serving and not off else row.reason,
+        leaving=wanted.leaving,
     )
 
 

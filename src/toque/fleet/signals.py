@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
@@ -14,13 +15,15 @@ FRESH_S = 5.0  # what a gateway said before counts as nothing: it is gone, or cu
 
 
 class Demand(Struct, frozen=True):
-    """Requests at all gateways. ``idle_s``: since the last one, None where no gateway says."""
+    """Requests at all gateways. ``idle_s``: since the last one, None where no gateway says. ``stranded``: those that
+    have lost their replica, by revision."""
 
     waiting: int = 0
     waiting_s: float = 0.0
     running: int = 0
     idle_s: float | None = None
     ttft_p95_s: float = 0.0
+    stranded: Mapping[str, int] = {}
 
     @property
     def requests(self) -> int:
@@ -55,6 +58,7 @@ class Signals:
             running=sum(each.running for each in signals),
             idle_s=0.0 if busy else min(each.signals.idle_s + max(0.0, now - each.at) for each in heard),
             ttft_p95_s=max(each.ttft_p95_s for each in signals),
+            stranded=dict(sum((Counter(each.stranded) for each in signals), Counter())),
         )
 
     def outcomes(self, deployment: str, version: str) -> VersionOutcomes:

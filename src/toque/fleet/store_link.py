@@ -33,7 +33,7 @@ class StoreLink:
         poll_s: float = POLL_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``on_urgent`` is told when a report was written that a sleeping deployment shall hear of."""
+        """``on_urgent`` is told when a report was written that the controller shall hear of at once."""
         self._store = store
         self._on_urgent = on_urgent
         self._poll_s = poll_s
@@ -73,7 +73,7 @@ class StoreLink:
         for each in signals:
             self._pending[gateway_id, each.deployment] = Reported(gateway_id, now, each)
             table = self._tables.get(each.deployment)
-            if each.waiting and table is not None and table.asleep:
+            if each.stranded or (each.waiting and table is not None and table.asleep):
                 self._urgent = True
                 self._stirred.set()
 

@@ -320,6 +320,7 @@ class FleetDeployment(Deployment):
             running=self.pool.running,
             idle_s=self.idle_s,
             outcomes=self.outcomes.snapshot(),
+            stranded=self.pool.stranded,
         )
 
     @property

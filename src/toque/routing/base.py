@@ -107,6 +107,7 @@ class RoutingTable:
 
     ``shares`` says where new requests go, as weights of versions that sum to 1; a stream stays on its version.
     ``held``: arrivals wait (a swap in place). ``asleep``: there is no replica, and an arrival starts one.
+    ``leaving``: versions that take nothing new; a request that has lost its replica there gets another one.
     """
 
     deployment: str
@@ -118,6 +119,7 @@ class RoutingTable:
     policy: str = "least_load"
     reason: str = ""  # why it is asleep or has no entries, for people
     tool_parser: str = ""  # the dialect of the model's tool calls; "": read off its chat template
+    leaving: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +154,4 @@ class DeploymentSignals:
     idle_s: float = 0.0  # since a request was last here; 0 while one is
     outcomes: Mapping[str, VersionOutcomes] = field(default_factory=dict)
     ttft_p95_s: float = 0.0  # over the last minute; 0 where there was none
+    stranded: Mapping[str, int] = field(default_factory=dict)  # of those that wait, had a replica: by version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import fields
@@ -82,13 +83,10 @@ class ReplicaPool:
         self.table = RoutingTable(name)
         self._policy = policy_named(self.table.policy)
         self._targets: dict[Key, Target] = {}
-        self._able: dict[
-            str | None, list[Target]
-        ] = {}  # by version, of those that are best; emptied by any change
+        self._able: dict[str | None, list[Target]] = {}  # the best ones, by version; emptied by any change
         self._resting: set[Key] = set()  # whose breaker is open
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._waiting = 0
         self._waiting_since: dict[Journey, float] = {}
         self._changed = asyncio.Event()
         self._card: ModelCard | None = None
@@ -154,13 +152,19 @@ class ReplicaPool:
     @property
     def waiting(self) -> int:
         """Requests that wait for a replica."""
-        return self._waiting
+        return len(self._waiting_since)
 
     @property
     def waiting_s(self) -> float:
         """How long the one that has waited longest has."""
         oldest = min(self._waiting_since.values(), default=None)
         return 0.0 if oldest is None else time.monotonic() - oldest
+
+    @property
+    def stranded(self) -> dict[str, int]:
+        """How many of those that wait had a replica before, by the only version that may answer them."""
+        moved = (j.version for j in self._waiting_since if j.moves and j.version is not None)
+        return dict(Counter(moved))
 
     @property
     def running(self) -> int:
@@ -175,7 +179,7 @@ class ReplicaPool:
         """The sum over the replicas; ``waiting`` includes those that wait here."""
         every = [target.session.stats() for target in self._targets.values()]
         sums = {f.name: sum(getattr(stats, f.name) for stats in every) for f in fields(EngineStats)}
-        sums["waiting"] += self._waiting
+        sums["waiting"] += self.waiting
         return EngineStats(**sums)
 
     def replica_stats(self) -> dict[str, EngineStats]:
@@ -325,14 +329,13 @@ class ReplicaPool:
         target = self._pick(journey)
         if target is not None:
             return target
-        if self._waiting >= self._max_waiting and not journey.moves:
+        if self.waiting >= self._max_waiting and not journey.moves:
             raise QueueFullError(
-                f"{self._waiting} requests wait for a replica of {self.name}, the most allowed"
+                f"{self.waiting} requests wait for a replica of {self.name}, the most allowed"
             )
         began = time.monotonic()
         until = began + self._wait_s
         journey.held(self.reason or self.state.value)
-        self._waiting += 1
         self._waiting_since[journey] = began
         try:
             if self._on_wait is not None:
@@ -342,7 +345,6 @@ class ReplicaPool:
                 await self.changed(min(until, time.monotonic() + _RECHECK_S))
                 target = self._pick(journey)
         finally:
-            self._waiting -= 1
             del self._waiting_since[journey]
         return target
 
@@ -430,13 +432,16 @@ class ReplicaPool:
             refused = refused or state in _SERVING
         entries = self._entries_of(version)
         wanted = version is None or self.table.shares.get(version, 0.0) > 0.0
+        if version in self.table.leaving and journey.moves and not refused:
+            # What it has begun it finishes: the fleet starts a replica for that, where there is none.
+            failed = any(entry.state is ReplicaState.DEAD and entry.epoch for entry in entries)
+            return not failed and (journey.started or not self._serves_others(version))
         if self.table.asleep or self.table.held or not entries:
             return wanted
         if refused or any(entry.state is ReplicaState.DEAD for entry in entries):
             return False
-        return (
-            wanted and version is not None
-        )  # all are draining: others will come, where the fleet says which
+        # All are draining: others will come, where the fleet says which.
+        return wanted and version is not None
 
     def _of(self, version: str | None) -> list[Target]:
         targets = self._targets.values()

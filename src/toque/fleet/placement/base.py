@@ -76,8 +76,10 @@ class Placement(Protocol):
         """Idempotent on ``(replica_id, epoch)``. A newer epoch ends an older one first; an older one raises
         EngineError."""
 
-    async def stop(self, replica_id: str, epoch: int, grace_s: float) -> None:
-        """Ends it: politely, then, after the grace, for good. Unknown ones, and other epochs, are left alone."""
+    async def stop(self, replica_id: str, epoch: int, grace_s: float) -> int | None:
+        """Ends it: politely, then, after the grace, for good. Unknown ones, and other epochs, are left alone.
+
+        Returns how it ended, as `Observed` says it: 0 if it finished what it had."""
 
     async def list(self) -> list[Observed]:
         """The truth; what a restarted controller adopts."""

@@ -78,11 +78,11 @@ class DetachedPlacement:
         self._processes[key] = self._start(spec)
         self._events.tell(spec.replica_id, spec.epoch, EventKind.STARTED)
 
-    async def stop(self, replica_id: str, epoch: int, grace_s: float) -> None:
+    async def stop(self, replica_id: str, epoch: int, grace_s: float) -> int | None:
         self._look()
         process = self._processes.get((replica_id, epoch))
         if process is None:
-            return
+            return None
         if process.status is None and grace_s > 0:
             self._signal(process, signal.SIGTERM)
             await self._end(process, grace_s)
@@ -97,6 +97,7 @@ class DetachedPlacement:
             path.unlink(missing_ok=True)
         self._unwatch(process)
         self._processes.pop((replica_id, epoch), None)
+        return process.status
 
     async def list(self) -> list[Observed]:
         self._look()

@@ -35,6 +35,7 @@ class FakeProcess:
     silent_since: float | None = None
     stats: EngineStats = field(default_factory=EngineStats)
     gone_at: float | None = None  # it has been told to stop
+    finished_at: float | None = None  # if it is given the time
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -85,16 +86,18 @@ class FakePlacement:
         self._settle()
         self._tell(spec, EventKind.STARTED)
 
-    async def stop(self, replica_id: str, epoch: int, grace_s: float) -> None:
+    async def stop(self, replica_id: str, epoch: int, grace_s: float) -> int | None:
         process = self.processes.get(replica_id)
         if process is None or process.spec.epoch != epoch:
-            return
+            return None
         if process.gone_at is None:
             self.stopped.append((replica_id, epoch))
-        due = self.now + min(grace_s, process.behaviour.drain_s)
-        process.gone_at = due if process.gone_at is None else min(process.gone_at, due)
+            process.gone_at = process.finished_at = self.now + process.behaviour.drain_s
+        process.gone_at = min(process.gone_at, self.now + grace_s)
         self._settle()
         await process.gone.wait()
+        self._remove(process)
+        return process.exit_status
 
     async def list(self) -> list[Observed]:
         return [
@@ -147,6 +150,9 @@ class FakePlacement:
     def kill(self, replica_id: str, status: int = -9) -> None:
         process = self.processes[replica_id]
         process.exit_status, process.last_error = status, f"ended with {status}"
+        if process.gone_at is not None:  # whoever told it to stop waits for no more than its end
+            process.gone_at = self.now
+            self._settle()
         self._tell(process.spec, EventKind.EXITED)
 
     def silence(self, replica_id: str) -> None:
@@ -156,7 +162,9 @@ class FakePlacement:
     def _settle(self) -> None:
         for process in list(self.processes.values()):
             if process.gone_at is not None and process.gone_at <= self.now:
-                self._remove(process)
+                if process.exit_status is None:
+                    process.exit_status = 0 if process.gone_at == process.finished_at else -9
+                process.gone.set()
             elif (
                 process.behaviour.refuse
                 and process.exit_status is None

@@ -75,13 +75,14 @@ class LocalPlacement:
         await process.start(lambda: self._tell(spec, EventKind.EXITED))
         self._tell(spec, EventKind.STARTED)
 
-    async def stop(self, replica_id: str, epoch: int, grace_s: float) -> None:
+    async def stop(self, replica_id: str, epoch: int, grace_s: float) -> int | None:
         process = self._processes.get(replica_id)
         if process is None or process.spec.epoch != epoch:
-            return
-        await process.stop(grace_s)
+            return None
+        status = await process.stop(grace_s)
         if self._processes.get(replica_id) is process:
             del self._processes[replica_id]
+        return status
 
     async def close(self, grace_s: float) -> None:
         """Stops every replica, all at once."""
@@ -125,7 +126,7 @@ class _Process:
             return
         self._end = asyncio.get_running_loop().create_task(self._attend(self._process, on_exit))
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop(self, grace_s: float) -> int | None:
         if self._process is not None and self._end is not None:
             if self._status is None and grace_s > 0:
                 self._signal(signal.SIGTERM)
@@ -135,6 +136,7 @@ class _Process:
             await asyncio.wait([self._end])
         with contextlib.suppress(OSError):
             os.unlink(self.spec.address)
+        return self._status
 
     def observed(self) -> Observed:
         return Observed(
