@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "proto": set(),
     "replica": {"engine", "proto", "formats", "file_state"},
     "routing": {"proto"},
-    "fleet": {"proto", "routing", "registry", "monitor", "sql", "engine.options", "file_state"},
+    "fleet": {"proto", "routing", "registry", "monitor", "sql", "engine.options", "engine.memory", "file_state"},
     "sql": set(),
     "asking": set(),
     "file_state": set(),

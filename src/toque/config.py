@@ -84,7 +84,7 @@ class IdempotencySettings(Struct, frozen=True):
 
 class FleetSettings(Struct, frozen=True):
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
-    memory_mb: Bound = 0  # what all replicas together may take; 0: nine tenths of the machine
+    memory_mb: Bound = 0  # what all replicas together may take; 0: nine tenths of the machine or container
     tool_parser: str = ""  # the dialect of the models' tool calls; "": read off the chat template
     # A request without a first token after so long goes to a second replica besides; 0: never.
     hedge_after_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.engine.memory import available_bytes
+from toque.engine.memory import available_bytes, total_bytes
 
 GIB = 1 << 30
 
@@ -24,6 +24,7 @@ MEMINFO = {"proc/meminfo": f"MemTotal: {64 * GIB // 1024} kB\nMemAvailable: {32 
 
 def test_without_limits_the_host_decides(tmp_path: Path) -> None:
     assert available_bytes(machine(tmp_path, MEMINFO)) == 32 * GIB
+    assert total_bytes(tmp_path) == 64 * GIB
 
 
 def test_the_smallest_enclosing_cgroup_decides(tmp_path: Path) -> None:
@@ -40,6 +41,7 @@ def test_the_smallest_enclosing_cgroup_decides(tmp_path: Path) -> None:
         },
     )
     assert available_bytes(root) == 6 * GIB  # 8 - 3, and the page cache can be dropped
+    assert total_bytes(root) == 8 * GIB
 
 
 def test_in_a_container_only_the_root_is_mounted(tmp_path: Path) -> None:
@@ -53,6 +55,7 @@ def test_in_a_container_only_the_root_is_mounted(tmp_path: Path) -> None:
         },
     )
     assert available_bytes(root) == GIB
+    assert total_bytes(root) == 2 * GIB
 
 
 def test_version_one_cgroups(tmp_path: Path) -> None:
@@ -68,6 +71,12 @@ def test_version_one_cgroups(tmp_path: Path) -> None:
         },
     )
     assert available_bytes(root) == 3 * GIB + GIB // 2
+    assert total_bytes(root) == 4 * GIB
+
+
+def test_a_limit_above_the_machine_is_none(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{128 * GIB}\n"}
+    assert total_bytes(machine(tmp_path, MEMINFO | files)) == 64 * GIB
 
 
 def test_a_used_up_limit_leaves_nothing(tmp_path: Path) -> None:
@@ -81,6 +90,7 @@ def test_a_used_up_limit_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) is None
+    assert total_bytes(tmp_path) is None
 
 
 def test_this_machine_has_memory() -> None:
@@ -89,3 +99,6 @@ def test_this_machine_has_memory() -> None:
     available = available_bytes()
     assert available is not None
     assert available > 16 << 20
+    total = total_bytes()
+    assert total is not None
+    assert total >= available

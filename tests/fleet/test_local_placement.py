@@ -10,9 +10,11 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from toque.errors import EngineError
+from toque.fleet.placement import local
 from toque.fleet.placement.base import PARENT_PID, EventKind, Observed, ReplicaSpec
 from toque.fleet.placement.local import LocalPlacement, last_error, log_to_folder
 
@@ -172,7 +174,20 @@ async def test_output_can_go_to_a_folder(tmp_path: Path) -> None:
 async def test_capacity_is_this_machine(placement: LocalPlacement) -> None:
     (node,) = await placement.capacity()
     assert node.cpus >= 1
-    assert node.memory_bytes > 0
+    assert 0 < node.memory_bytes <= node.total_bytes <= psutil.virtual_memory().total
+
+
+async def test_in_a_container_capacity_is_what_it_may_use(
+    placement: LocalPlacement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "total_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(local, "available_bytes", lambda: 1 << 30)
+    (node,) = await placement.capacity()
+    assert (node.memory_bytes, node.total_bytes) == (1 << 30, 4 << 30)
+    for name in ("total_bytes", "available_bytes"):  # a machine that does not say
+        monkeypatch.setattr(local, name, lambda: None)
+    (node,) = await placement.capacity()
+    assert node.total_bytes == psutil.virtual_memory().total
 
 
 @pytest.mark.parametrize(

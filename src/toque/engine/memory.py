@@ -14,21 +14,38 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     Reads MemAvailable and, from this process's cgroup up to the root, limit minus what is used and not reclaimable
     (cgroup v2, and v1's memory controller). ``root`` is the root of the file system, for tests.
     """
-    bounds = list(_cgroup_bounds(root))
-    host = _host_available(root / "proc/meminfo")
+    bounds = [
+        limit - (_number(folder / usage) or 0) + _reclaimable(folder / "memory.stat")
+        for limit, folder, usage in _cgroup_limits(root)
+    ]
+    host = _host(root, "MemAvailable:")
     if host:
         bounds.append(host)
     return max(min(bounds), 0) if bounds else None
 
 
-def _host_available(meminfo: Path) -> int:
-    for line in _lines(meminfo):
-        if line.startswith("MemAvailable:"):
+def total_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes that this process and its children may ever use together; None when the machine does not say.
+
+    The smallest of MemTotal and of the limits that `available_bytes` reads.
+    """
+    bounds = [limit for limit, _, _ in _cgroup_limits(root)]
+    host = _host(root, "MemTotal:")
+    if host:
+        bounds.append(host)
+    return min(bounds, default=None)
+
+
+def _host(root: Path, field: str) -> int:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith(field):
             return int(line.split()[1]) * 1024
     return 0
 
 
-def _cgroup_bounds(root: Path) -> Iterator[int]:
+def _cgroup_limits(root: Path) -> Iterator[tuple[int, Path, str]]:
+    """Limit in bytes, folder, and the name of the file that says what is used, of every enclosing cgroup that has a
+    limit."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -46,7 +63,7 @@ def _cgroup_bounds(root: Path) -> Iterator[int]:
         while True:
             bound = _number(folder / limit)
             if bound is not None and bound < _UNLIMITED:
-                yield bound - (_number(folder / usage) or 0) + _reclaimable(folder / "memory.stat")
+                yield bound, folder, usage
             if folder == base or base not in folder.parents:
                 break
             folder = folder.parent

@@ -54,7 +54,7 @@ class Controller:
         poll_s: float = POLL_S,
         lease_ttl_s: float = LEASE_TTL_S,
     ) -> None:
-        """``memory_mb``: what all replicas together may take; 0: nine tenths of the machine. ``lease_ttl_s``: after so
+        """``memory_mb``: what all replicas together may take; 0: nine tenths of what there is. ``lease_ttl_s``: after so
         long without a sign of life another controller takes over."""
         self._store = store
         self._placement = placement

@@ -42,7 +42,7 @@ class LocalFleet:
         resolve: Resolve = resolve_reference,
     ) -> None:
         """``deployments`` with their pinned versions, as `resolve` gives them; ``memory_mb``: what all replicas may
-        take, 0 is nine tenths of the machine; ``grace_s``: what requests get that still run when it closes."""
+        take, 0 is nine tenths of what there is; ``grace_s``: what requests get that still run when it closes."""
         self._deployments = deployments
         self._memory_mb = memory_mb
         self._grace_s = grace_s

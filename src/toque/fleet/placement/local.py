@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
+from toque.engine.memory import available_bytes, total_bytes
 from toque.errors import EngineError
 from toque.fleet.placement.base import PARENT_PID, Event, EventKind, Node, Observed, ReplicaSpec
 from toque.fleet.placement.events import Events
@@ -183,11 +184,18 @@ class _Process:
 
 
 def this_machine() -> Node:
+    """What replicas that are started here may use: a control group's limit, where there is one below the machine's."""
     import psutil
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = psutil.virtual_memory()
-    return Node("local", float(cpus), memory.available, memory.total)
+    available, total = available_bytes(), total_bytes()
+    return Node(
+        "local",
+        float(cpus),
+        memory.available if available is None else available,
+        memory.total if total is None else total,
+    )
 
 
 def environment(spec: ReplicaSpec) -> dict[str, str]:
