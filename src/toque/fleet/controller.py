@@ -54,8 +54,8 @@ class Controller:
         poll_s: float = POLL_S,
         lease_ttl_s: float = LEASE_TTL_S,
     ) -> None:
-        """``memory_mb``: what all replicas together may take; 0: nine tenths of what there is. ``lease_ttl_s``: after so
-        long without a sign of life another controller takes over."""
+        """``memory_mb``: what all replicas together may take; 0: nine tenths of what there is. ``lease_ttl_s``: after
+        so long without a sign of life another controller takes over."""
         self._store = store
         self._placement = placement
         self._health = health
