@@ -12,7 +12,7 @@ PARENT_PID = "{parent-pid}"  # an argv element that becomes the pid of the proce
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine. Sizes are what is free now; ``total_bytes`` is all of its memory that replicas may use (0: not known)."""
+    """A machine. Sizes are what is free now; ``total_bytes`` is all that replicas may ever use (0: unknown)."""
 
     name: str
     cpus: float
