@@ -234,11 +234,12 @@ void convert_row(const uint8_t* tile, int row, int cols, float factor, float* ou
   }
 }
 
-void convert_f8_row(const uint8_t* tile, int row, int cols, float factor, float* out) {
+void convert_f8_row(Format format, const uint8_t* tile, int row, int cols, float factor, float* out) {
+  const int span = f8_span(format);
   alignas(64) float lanes[16];
   for (int k = 0; k < cols; ++k) {
-    const uint8_t* record = tile + (size_t)(k / kF8Span) * kF8RecordBytes;
-    store(lanes, load_f8(record + 64 + (size_t)(k % kF8Span) * kTileRows) * load((const float*)record));
+    const uint8_t* record = tile + (size_t)(k / span) * f8_record_bytes(format);
+    store(lanes, load_f8(record + 64 + (size_t)(k % span) * kTileRows) * load((const float*)record));
     out[k] = factor * lanes[row];
   }
 }
@@ -315,7 +316,8 @@ void embed_rows(const PackedMatrix& weight, const int32_t* ids, float scale, flo
         dequantize_row<Format::kW3>(tile, row, weight.cols, scale, to);
         break;
       case Format::kF8:
-        convert_f8_row(tile, row, weight.cols, scale, to);
+      case Format::kF8Short:
+        convert_f8_row(weight.format, tile, row, weight.cols, scale, to);
         break;
     }
   }

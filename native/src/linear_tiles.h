@@ -241,15 +241,16 @@ TOQUE_INLINE f32x16 load_weights(const uint8_t* tile, int k) {
 }
 
 // FP8 weights with f32 activations: each record's sum is scaled as a whole.
-template <int T>
+template <Format F, int T>
 void f8_tile(const TileArgs& args) {
+  constexpr int kSpan = f8_span(F);
   Sums<T, (T > kRegisterSums)> sums(args.sums);
   const float* a = (const float*)args.codes;
   const uint8_t* record = args.weights;
-  for (int k = 0; k < args.cols; k += kF8Span, record += kF8RecordBytes) {
-    const int count = args.cols - k < kF8Span ? args.cols - k : kF8Span;
+  for (int k = 0; k < args.cols; k += kSpan, record += f8_record_bytes(F)) {
+    const int count = args.cols - k < kSpan ? args.cols - k : kSpan;
     if constexpr (T == 1) {
-      for (size_t i = 0; i < kF8RecordBytes; i += 64) prefetch(record + kPrefetchBytes + i);
+      for (size_t i = 0; i < f8_record_bytes(F); i += 64) prefetch(record + kPrefetchBytes + i);
     }
     const uint8_t* codes = record + 64;
     f32x16 part[T];
@@ -328,8 +329,8 @@ TOQUE_INLINE void fill_kernels(FormatKernels& kernels) {
       if constexpr (kUnpackAhead) kernels.unpacked[T] = unpacked_tile<F, T>;
     } else if constexpr (F == Format::kBF16 && kBF16Pairs) {
       kernels.packed[T] = bf16_tile<T>;
-    } else if constexpr (F == Format::kF8) {
-      kernels.packed[T] = f8_tile<T>;
+    } else if constexpr (is_f8(F)) {
+      kernels.packed[T] = f8_tile<F, T>;
     } else {
       kernels.packed[T] = float_tile<F, T>;
     }
@@ -387,6 +388,9 @@ FormatKernels kernels_of(Format format) {
       break;
     case Format::kF8:
       fill_kernels<Format::kF8>(kernels);
+      break;
+    case Format::kF8Short:
+      fill_kernels<Format::kF8Short>(kernels);
       break;
   }
   return kernels;

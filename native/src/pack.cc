@@ -18,12 +18,15 @@ struct BlockType {
 };
 
 constexpr BlockType kTypes[] = {
-    {"F32", Format::kF32, 1, 4},        {"F16", Format::kF16, 1, 2},      {"BF16", Format::kBF16, 1, 2},
-    {"Q4_0", Format::kW4, 32, 18},      {"Q4_1", Format::kW4A, 32, 20},   {"Q5_0", Format::kW5, 32, 22},
-    {"Q5_1", Format::kW5A, 32, 24},     {"Q8_0", Format::kW8, 32, 34},    {"Q4_K", Format::kW4A, 256, 144},
-    {"Q5_K", Format::kW5A, 256, 176},   {"Q6_K", Format::kW6, 256, 210},  {"IQ4_NL", Format::kIQ4, 32, 18},
-    {"IQ4_XS", Format::kIQ4, 256, 136}, {"MXFP4", Format::kMX4, 32, 17},  {"Q2_K", Format::kW2A, 256, 84},
-    {"Q3_K", Format::kW3, 256, 110},    {"F8_E4M3", Format::kF8, 32, 36},
+    {"F32", Format::kF32, 1, 4},        {"F16", Format::kF16, 1, 2},
+    {"BF16", Format::kBF16, 1, 2},      {"Q4_0", Format::kW4, 32, 18},
+    {"Q4_1", Format::kW4A, 32, 20},     {"Q5_0", Format::kW5, 32, 22},
+    {"Q5_1", Format::kW5A, 32, 24},     {"Q8_0", Format::kW8, 32, 34},
+    {"Q4_K", Format::kW4A, 256, 144},   {"Q5_K", Format::kW5A, 256, 176},
+    {"Q6_K", Format::kW6, 256, 210},    {"IQ4_NL", Format::kIQ4, 32, 18},
+    {"IQ4_XS", Format::kIQ4, 256, 136}, {"MXFP4", Format::kMX4, 32, 17},
+    {"Q2_K", Format::kW2A, 256, 84},    {"Q3_K", Format::kW3, 256, 110},
+    {"F8_E4M3", Format::kF8, 32, 36},   {"F8_E4M3_32", Format::kF8Short, 32, 36},
 };
 
 const BlockType& block_type(const std::string& name) {
@@ -290,22 +293,23 @@ void pack_float_tile(const uint8_t* const (&rows)[kTileRows], int cols, uint8_t*
   }
 }
 
-// From blocks of 32: a float scale, then bytes. A record of 128 takes the scale of its first block. A NaN
-// among the bytes makes the record's scale one, since the kernels do not know the byte.
-void pack_f8_tile(const uint8_t* const (&rows)[kTileRows], int cols, uint8_t* tile) {
+// From blocks of 32: a float scale, then bytes. A record takes the scale of its first block. A NaN among the
+// bytes makes the record's scale one, since the kernels do not know the byte.
+void pack_f8_tile(Format format, const uint8_t* const (&rows)[kTileRows], int cols, uint8_t* tile) {
   constexpr size_t kBlockBytes = 4 + kGroup;
+  const int span = f8_span(format);
   for (int row = 0; row < kTileRows && rows[row] != nullptr; ++row) {
     for (int k = 0; k < cols; ++k) {
       const uint8_t* block = rows[row] + static_cast<size_t>(k / kGroup) * kBlockBytes;
-      uint8_t* record = tile + static_cast<size_t>(k / kF8Span) * kF8RecordBytes;
+      uint8_t* record = tile + static_cast<size_t>(k / span) * f8_record_bytes(format);
       auto* scales = reinterpret_cast<float*>(record);
-      if (k % kF8Span == 0) {
+      if (k % span == 0) {
         std::memcpy(scales + row, block, sizeof(float));
         scales[row] *= 256.0f;
       }
       const uint8_t code = block[4 + k % kGroup];
       if ((code & 0x7f) == 0x7f) scales[row] = std::numeric_limits<float>::quiet_NaN();
-      record[64 + static_cast<size_t>(k % kF8Span) * kTileRows + row] = code;
+      record[64 + static_cast<size_t>(k % span) * kTileRows + row] = code;
     }
   }
 }
@@ -344,7 +348,8 @@ void pack_tiles(const SourceMatrix& source, const PackedMatrix& packed, uint8_t*
         pack_float_tile<uint16_t>(rows, source.cols, tile, true);
         break;
       case Format::kF8:
-        pack_f8_tile(rows, source.cols, tile);
+      case Format::kF8Short:
+        pack_f8_tile(type.format, rows, source.cols, tile);
         break;
       default:
         pack_integer_tile(type, rows, source.cols, tile);

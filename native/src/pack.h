@@ -13,7 +13,8 @@ namespace toque {
 struct SourceMatrix {
   std::string type;  // "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K",
                      // "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4",
-                     // and "F8_E4M3" of our own (formats/e4m3.py), whose scales are those of 128 values
+                     // and "F8_E4M3" and "F8_E4M3_32" of our own (formats/e4m3.py), whose scales are those of
+                     // 128 and of 32 values
   const uint8_t* data;
   size_t row_bytes;
   int rows, cols;

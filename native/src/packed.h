@@ -24,9 +24,9 @@
 // `rows` are zero.
 //
 // Float formats keep their element type: bf16 as [K / 2][16][2] (odd K padded with zero), f16 and f32 as
-// [K][16]. FP8 (e4m3) has records of 128 k (kF8Span): 16 float scales, then bytes [128][16]; a scale is 2^8
-// times the weights' own, because a byte is read as the f16 of the same bits, whose exponent's bias is 8
-// more.
+// [K][16]. FP8 (e4m3) has records of 128 k, or of 32 (f8_span): 16 float scales, then bytes [128][16] or
+// [32][16]; a scale is 2^8 times the weights' own, because a byte is read as the f16 of the same bits, whose
+// exponent's bias is 8 more.
 //
 // Only plain data and force-inlined functions here: this header is compiled for several instruction sets at
 // once.
@@ -38,12 +38,26 @@
 namespace toque {
 
 constexpr int kTileRows = 16;
-constexpr int kRecord = 64;   // k per record
-constexpr int kF8Span = 128;  // k per record of FP8
-constexpr size_t kF8RecordBytes = 64 + (size_t)kF8Span * kTileRows;
-constexpr int kGroup = 32;  // k per block, and per activation scale
+constexpr int kRecord = 64;  // k per record
+constexpr int kGroup = 32;   // k per block, and per activation scale
 
-enum class Format : uint8_t { kF32, kF16, kBF16, kW4, kW4A, kW5, kW5A, kW6, kW8, kIQ4, kMX4, kW2A, kW3, kF8 };
+enum class Format : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kW4,
+  kW4A,
+  kW5,
+  kW5A,
+  kW6,
+  kW8,
+  kIQ4,
+  kMX4,
+  kW2A,
+  kW3,
+  kF8,
+  kF8Short
+};
 
 struct PackedMatrix {
   Format format;
@@ -92,6 +106,7 @@ TOQUE_CONSTEXPR FormatShape format_shape(Format format) {
     case Format::kW3:
       return {3, 16, false, 3};
     case Format::kF8:
+    case Format::kF8Short:
       return {8, 0, false, 8};
   }
   return {0, 0, false, 0};
@@ -115,6 +130,10 @@ TOQUE_CONSTEXPR size_t codes_offset(Format format) {
   return scale_bytes(format) * (format_shape(format).asymmetric ? 2 : 1);
 }
 TOQUE_CONSTEXPR size_t record_bytes(Format format) { return codes_offset(format) + 2 * block_bytes(format); }
+TOQUE_CONSTEXPR bool is_f8(Format format) { return format == Format::kF8 || format == Format::kF8Short; }
+// k per record of FP8, which share a scale.
+TOQUE_CONSTEXPR int f8_span(Format format) { return format == Format::kF8 ? 128 : 32; }
+TOQUE_CONSTEXPR size_t f8_record_bytes(Format format) { return 64 + (size_t)f8_span(format) * kTileRows; }
 TOQUE_CONSTEXPR size_t tile_bytes(Format format, int cols) {
   switch (format) {
     case Format::kF32:
@@ -124,7 +143,8 @@ TOQUE_CONSTEXPR size_t tile_bytes(Format format, int cols) {
     case Format::kBF16:
       return ((size_t)cols + 1) / 2 * 64;
     case Format::kF8:
-      return ((size_t)cols + kF8Span - 1) / kF8Span * kF8RecordBytes;
+    case Format::kF8Short:
+      return ((size_t)cols + f8_span(format) - 1) / f8_span(format) * f8_record_bytes(format);
     default:
       return ((size_t)cols + kRecord - 1) / kRecord * record_bytes(format);
   }

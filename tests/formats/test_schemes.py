@@ -92,8 +92,12 @@ CASES: dict[str, tuple[dict[str, Any], Callable[..., q.Layer], dict[str, Any], s
     "w8a8-tensor": (ct(8, strategy="tensor"), q.int8, {"whole": True}, "Q8_0"),
     "ct-fp8-tensor": (ct(8, "float", "tensor"), q.fp8, {"block": None}, "F8_E4M3"),
     "ct-fp8-channel": (ct(8, "float", "channel"), q.fp8, {"block": (1, 0)}, "F8_E4M3"),
-    "ct-fp8-block": (ct(8, "float", "block", block_structure=[16, 32]), q.fp8, {"block": (16, 32)}, "F16"),
-    "fp8-block": (FP8, q.fp8, {"block": (16, 32), "name": "weight_scale_inv"}, "F16"),
+    "ct-fp8-block": (ct(8, "float", "block", block_structure=[16, 32]), q.fp8, {"block": (16, 32)}, "F8_E4M3_32"),
+    "ct-fp8-group": (ct(8, "float", "group", group_size=32), q.fp8, {"block": (1, 32)}, "F8_E4M3_32"),
+    "ct-fp8-uneven-blocks": (
+        ct(8, "float", "block", block_structure=[16, 40]), q.fp8, {"block": (16, 40)}, "F16",
+    ),
+    "fp8-block": (FP8, q.fp8, {"block": (16, 32), "name": "weight_scale_inv"}, "F8_E4M3_32"),
     "fp8-block-128": (
         FP8 | {"weight_block_size": [16, 128]}, q.fp8, {"block": (16, 128), "name": "weight_scale_inv"}, "F8_E4M3",
     ),
@@ -136,6 +140,7 @@ def test_weights_and_logits_equal_those_of_the_same_model_in_float(
 ) -> None:
     meanings = quantized(name, plain, tmp_path / "quantized")
     ours = load_checkpoint(tmp_path / "quantized")
+    assert ours.quantization.endswith(", held as F16") == (CASES[name][3] == "F16")
     for part, theirs in (("attn_output", "self_attn.o_proj"), ("ffn_down", "mlp.down_proj")):
         tensor, expected = ours.tensors[f"blk.1.{part}.weight"], meanings[f"model.layers.1.{theirs}.weight"]
         assert tensor.dtype == CASES[name][3]

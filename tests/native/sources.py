@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from toque.formats.e4m3 import pack_f8
 
-FLOAT_TYPES = ("F32", "F16", "BF16", "F8_E4M3")
+F8_TYPES = ("F8_E4M3", "F8_E4M3_32")  # with a scale for each 128 values of a row, and for each 32
+FLOAT_TYPES = ("F32", "F16", "BF16", *F8_TYPES)
 EXACT_TYPES = (
     "Q4_0",
     "Q4_1",
@@ -35,16 +36,17 @@ def _e4m3(codes: Bytes) -> Float:
 
 def columns(dtype: str) -> int:
     """The smallest awkward K a type allows: not a multiple of 64 where it may be."""
-    return 256 if dtype in K_TYPES else 96 if dtype in INTEGER_TYPES else 160 if dtype == "F8_E4M3" else 37
+    return 256 if dtype in K_TYPES else 96 if dtype in INTEGER_TYPES else 160 if dtype in F8_TYPES else 37
 
 
 def raw_rows(dtype: str, rows: int, cols: int, seed: int = 0) -> Bytes:
     """Random blocks: every code occurs, scales are moderate."""
     rng = np.random.default_rng(seed)
-    if dtype == "F8_E4M3":
+    if dtype in F8_TYPES:
+        span = 128 if dtype == "F8_E4M3" else 32
         codes = rng.integers(0, 256, (rows, cols), dtype=np.uint8)
         codes[codes & 0x7F == 0x7F] = 0
-        return pack_f8(codes, rng.uniform(1e-4, 2e-3, (rows, -(-cols // 128))).astype(np.float32), 128)
+        return pack_f8(codes, rng.uniform(1e-4, 2e-3, (rows, -(-cols // span))).astype(np.float32), span)
     kind = gguf.GGMLQuantizationType[dtype]
     if dtype in FLOAT_TYPES:
         values = rng.standard_normal((rows, cols), dtype=np.float32)
@@ -67,7 +69,7 @@ def raw_rows(dtype: str, rows: int, cols: int, seed: int = 0) -> Bytes:
 def values_of(dtype: str, raw: Bytes) -> Float:
     if dtype == "F32":
         return np.ascontiguousarray(raw).view(np.float32)
-    if dtype == "F8_E4M3":
+    if dtype in F8_TYPES:
         blocks = raw.reshape(len(raw), -1, 36)
         scales = np.ascontiguousarray(blocks[:, :, :4]).view(np.float32)
         return (scales * _e4m3(blocks[:, :, 4:])).reshape(len(raw), -1)

@@ -243,4 +243,5 @@ _EXPAND: dict[str, Callable[[Bytes], Float32]] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
     "F8_E4M3": _f8_e4m3,
+    "F8_E4M3_32": _f8_e4m3,
 }

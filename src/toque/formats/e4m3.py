@@ -1,7 +1,7 @@
-"""FP8 values (e4m3), and rows of them with scales as the block type ``F8_E4M3``.
+"""FP8 values (e4m3), and rows of them with scales as the block types ``F8_E4M3`` and ``F8_E4M3_32``.
 
 A block is 32 values: a float32 scale, then a byte each. No file has it; it is what checkpoints with e4m3 weights
-become, whatever their scales span, as long as the backend finds one scale for each 128 values.
+become. In ``F8_E4M3`` the blocks of each 128 values have the same scale, and the backend keeps one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ def _values() -> Float32:
 E4M3 = _values()
 
 
-def packs(columns: int, span: int) -> bool:
-    """Whether rows of so many columns, with a scale for each ``span`` of them, can be ``F8_E4M3``."""
-    return columns % BLOCK == 0 and (span % SPAN == 0 or span >= columns)
+def block_type(columns: int, span: int) -> str:
+    """What rows of so many columns, with a scale for each ``span`` of them, can be; "" for neither."""
+    if columns % BLOCK or (span % BLOCK and span < columns):
+        return ""
+    return "F8_E4M3" if span % SPAN == 0 or span >= columns else "F8_E4M3_32"
 
 
 def pack_f8(codes: Bytes, scales: Float32, span: int) -> Bytes:
-    """Codes (n, K) and scales (n, ceil(K / span)) → rows of ``F8_E4M3`` blocks, uint8 (n, 36 K / 32)."""
+    """Codes (n, K) and scales (n, ceil(K / span)) → rows of blocks, uint8 (n, 36 K / 32)."""
     rows, columns = codes.shape
     of_block = np.arange(columns // BLOCK) * BLOCK // span
     out = np.empty((rows, columns // BLOCK, 4 + BLOCK), np.uint8)

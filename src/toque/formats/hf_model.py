@@ -127,9 +127,16 @@ def load_folder(folder: Path, architectures: Collection[str] | None = None) -> C
         format="safetensors",
         config=config,
         tensors=tensors,
-        quantization=scheme.name if scheme is not None else dominant_type(tensors),
+        quantization=_label(scheme, dominant_type(tensors)),
         folder=folder,
     )
+
+
+def _label(scheme: Scheme | None, kind: str) -> str:
+    """What the weights are, for people; of a scheme without kernels, that they are held in 16 bits."""
+    if scheme is None:
+        return kind
+    return f"{scheme.name}, held as F16" if kind == "F16" else scheme.name
 
 
 def _stored_tensors(

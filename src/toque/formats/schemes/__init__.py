@@ -36,8 +36,14 @@ LAYOUTS: tuple[tuple[str, str, str], ...] = (
         "FP8 e4m3, scales by tensor, channel, or block of 128 columns or a multiple",
         "F8_E4M3",
     ),
+    (
+        "compressed-tensors",
+        "FP8 e4m3, scales by group or block of another multiple of 32 columns",
+        "F8_E4M3_32",
+    ),
     ("compressed-tensors", "FP8 e4m3, scales by other blocks", "F16"),
     ("fp8", "e4m3, scales by tensor, or block (`weight_block_size`) of 128 columns or a multiple", "F8_E4M3"),
+    ("fp8", "e4m3, scales by block of another multiple of 32 columns", "F8_E4M3_32"),
     ("fp8", "e4m3, scales by other blocks", "F16"),
 )
 """For people: quant_method, what a layer may be, the GGML type that it becomes."""

@@ -1,8 +1,8 @@
 """FP8 (e4m3) weights with scales, as they are or as F16.
 
-F16 is for scales that change where no kernel expects it. The product of a 4-bit significand and a scale, rounded to
-float16's 11 bits, is off by at most 2^-12 of itself, a hundredth of what FP8 itself lost; bfloat16 would lose 16 times
-more. NaN codes stay NaN.
+F16 is for scales that change within a run of 32 columns, where no kernel expects it. The product of a 4-bit significand
+and a scale, rounded to float16's 11 bits, is off by at most 2^-12 of itself, a hundredth of what FP8 itself lost;
+bfloat16 would lose 16 times more. NaN codes stay NaN.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from toque.formats.blocks import BY_NAME
 from toque.formats.checkpoint import Bytes, ConvertedRows
-from toque.formats.e4m3 import E4M3, pack_f8, packs
+from toque.formats.e4m3 import E4M3, block_type, pack_f8
 from toque.formats.schemes.base import Float32, Matrix
 from toque.formats.schemes.integers import to_half
 
@@ -52,7 +52,7 @@ def fp8_matrix(
             codes[first:last], scales(first // block[0], -(-last // block[0]))[row_block], block[1]
         )
 
-    if packs(columns, block[1]):
-        size = BY_NAME["F8_E4M3"].row_bytes(columns)
-        return Matrix("F8_E4M3", (rows, columns), ConvertedRows(rows, size, keep))
+    kind = block_type(columns, block[1])
+    if kind:
+        return Matrix(kind, (rows, columns), ConvertedRows(rows, BY_NAME[kind].row_bytes(columns), keep))
     return Matrix("F16", (rows, columns), ConvertedRows(rows, 2 * columns, convert))
