@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from toque.errors import ModelNotFoundError, ToqueError, UnavailableError
+from toque.errors import ModelNotFoundError, UnavailableError
 from toque.gateway.admission import Admission
-from toque.gateway.face import Face
+from toque.gateway.face import Face, Profile
+from toque.gateway.faces import FaceLoader, Faces
 from toque.gateway.outcomes import Outcomes
 from toque.gateway.polling import wait_until
 from toque.routing.base import (
@@ -21,7 +20,6 @@ from toque.routing.base import (
     EngineClient,
     ReplicaState,
     RoutingTable,
-    ServedVersion,
 )
 from toque.routing.pool import ReplicaPool
 from toque.routing.shares import choose_version, point_of
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from toque.text.template import ChatTemplate
     from toque.text.tokenizer import Tokenizer
     from toque.types import ModelCard
-
-log = logging.getLogger("toque.gateway")
 
 _SERVING = (ReplicaState.READY, ReplicaState.DEGRADED)
 _RECHECK_S = 0.5
@@ -56,7 +52,12 @@ class Deployment:
 
     @property
     def current(self) -> Face | None:
-        """The version that answers most requests now; None while nothing of it is known yet."""
+        """The version that answers most requests now; None while its tokenizer is not here."""
+        raise NotImplementedError
+
+    @property
+    def profile(self) -> Profile | None:
+        """What is told of that version; None while nothing of it is known yet."""
         raise NotImplementedError
 
     async def face(self, request_id: str = "", avoid: Collection[str] = ()) -> Face:
@@ -104,12 +105,12 @@ class Deployment:
 
     def check_embeds(self, path: str) -> None:
         """RequestError when it is known that it does not; the face that answers is checked again."""
-        if (face := self.current) is not None:
-            face.check_embeds(path)
+        if (profile := self.profile) is not None:
+            profile.check_embeds(path)
 
     def check_generates(self, path: str) -> None:
-        if (face := self.current) is not None:
-            face.check_generates(path)
+        if (profile := self.profile) is not None:
+            profile.check_generates(path)
 
     @contextmanager
     def visit(self) -> Iterator[None]:
@@ -147,6 +148,10 @@ class FixedDeployment(Deployment):
     def current(self) -> Face:
         return self._face
 
+    @property
+    def profile(self) -> Profile:
+        return self._face.profile
+
     def choose(self, request_id: str, avoid: Collection[str] = ()) -> Face | None:
         return self._face if self.serving and self._face.key not in avoid else None
 
@@ -160,17 +165,12 @@ class FixedDeployment(Deployment):
         return self._face
 
 
-class FaceLoader(Protocol):
-    """Called in a thread. Raises ModelError."""
-
-    def __call__(self, name: str, version: ServedVersion, client: EngineClient) -> Face: ...
-
-
 class FleetDeployment(Deployment):
     """A deployment of the fleet: its versions come and go with the tables that `apply` gets.
 
     A version takes requests here once its face is loaded and one of its replicas is ready. Requests that come while
-    arrivals are held, or nothing runs, wait and are released in the order in which they came.
+    arrivals are held, or nothing runs, wait and are released in the order in which they came. Faces that nobody needs
+    are released by `rest`, and read again when the deployment wakes.
     """
 
     def __init__(
@@ -198,14 +198,11 @@ class FleetDeployment(Deployment):
             on_wait=on_wait,
         )
         super().__init__(name, self.pool, limits)
-        self._load = load
-        self._loading = loading
+        self._faces = Faces(name, load, loading, self.pool.of, self.pool.stir)
         self._on_change = on_change
         self._on_wait = on_wait
         self._expected = expected
-        self._faces: dict[str, Face] = {}
-        self._failed: dict[str, str] = {}  # versions whose face cannot be loaded, and why
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._resting_since: float | None = None
         self._waiting: dict[int, float] = {}  # requests that have no version yet, and since when
         self._arrivals = 0
 
@@ -214,15 +211,21 @@ class FleetDeployment(Deployment):
         return self.pool.table
 
     def apply(self, table: RoutingTable) -> None:
-        for key in [key for key in self._faces if key not in table.versions]:
-            del self._faces[key]
-        for key in [key for key in self._failed if key not in table.versions]:
-            del self._failed[key]
-        for key, version in table.versions.items():
-            if key not in self._faces and key not in self._failed and key not in self._tasks:
-                self._tasks[key] = asyncio.get_running_loop().create_task(self._learn(version))
-        self.outcomes.keep({*table.versions, *self._faces})
+        rests = not table.held and all(entry.state is ReplicaState.DEAD for entry in table.entries)
+        if not rests:
+            self._resting_since = None
+        elif self._resting_since is None:
+            self._resting_since = time.monotonic()
+        self._faces.keep(table.versions, needed=not rests)
+        self.outcomes.keep(table.versions)
         self.pool.apply(table)
+
+    def rest(self, after_s: float) -> None:
+        """Releases the faces of a deployment that has had no replica, and no use of them, for so long."""
+        if self._resting_since is None or self.here or self._waiting or self._faces.reading:
+            return
+        if time.monotonic() - max(self._resting_since, self._left_at, self._faces.used_at) >= after_s:
+            self._faces.release()
 
     def retire(self) -> None:
         """Nothing new is taken; what runs goes on."""
@@ -232,25 +235,22 @@ class FleetDeployment(Deployment):
 
     def check_possible(self) -> None:
         """UnavailableError when it will not serve as things are: its files, or its replicas, are not to be had."""
-        if self._failed and not self._faces:
-            raise UnavailableError(next(iter(self._failed.values())))
+        if self._unreadable:
+            raise UnavailableError(self._unreadable)
         if self.pool.state is ReplicaState.DEAD:
             raise UnavailableError(f"{self.name} is {self.pool.state}: {self.pool.reason}")
 
     async def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._faces.close()
         await self.pool.close()
 
     async def until_known(self) -> None:
         """Returns once a face is loaded. ModelError says why none can be."""
         until = time.monotonic() + self.limits.load_wait_s
+        self._faces.recall()
         while not self._faces:
-            if self._failed:
-                raise UnavailableError(
-                    f"model {self.name} cannot be read: {next(iter(self._failed.values()))}"
-                )
+            if self._unreadable and not self._faces.reading:
+                raise UnavailableError(f"model {self.name} cannot be read: {self._unreadable}")
             if time.monotonic() >= until:
                 raise unavailable(self)
             await self.pool.changed(time.monotonic() + _RECHECK_S)
@@ -258,7 +258,12 @@ class FleetDeployment(Deployment):
     @property
     def current(self) -> Face | None:
         shares = self.table.shares
-        return max(self._faces.values(), key=lambda face: shares.get(face.key, 0.0), default=None)
+        key = max(self._faces, key=lambda key: shares.get(key, 0.0), default=None)
+        return None if key is None else self._faces[key]
+
+    @property
+    def profile(self) -> Profile | None:
+        return self._faces.profile(self.table.shares)
 
     async def known_face(self) -> Face:
         await self.until_known()
@@ -271,6 +276,7 @@ class FleetDeployment(Deployment):
         number, began = self._arrivals, time.monotonic()
         until = began + self.limits.load_wait_s
         self._waiting[number] = began
+        self._faces.recall()
         try:
             if self._on_wait is not None:
                 self._on_wait()
@@ -291,13 +297,11 @@ class FleetDeployment(Deployment):
 
     @property
     def reason(self) -> str:
-        if self._failed and not self._faces:
-            return next(iter(self._failed.values()))
-        return self.table.reason or self.client.reason
+        return self._unreadable or self.table.reason or self.client.reason
 
     @property
     def listed(self) -> bool:
-        return self.current is not None and (self.serving or self._comes)
+        return self.profile is not None and (self.serving or self._comes)
 
     @property
     def ready(self) -> bool:
@@ -326,7 +330,12 @@ class FleetDeployment(Deployment):
     @property
     def _comes(self) -> bool:
         """Whoever asks is answered, after a wait: it is asleep, or arrivals are held for a moment."""
-        return (self.table.asleep or self.table.held) and not self._failed
+        return (self.table.asleep or self.table.held) and not self._faces.failed
+
+    @property
+    def _unreadable(self) -> str:
+        """Why no version's face can be read; "" if one can, or could not yet."""
+        return "" if self._faces else next(iter(self._faces.failed.values()), "")
 
     def choose(self, request_id: str, avoid: Collection[str] = ()) -> Face | None:
         shares = self.table.shares
@@ -344,31 +353,12 @@ class FleetDeployment(Deployment):
 
     def _hope(self) -> bool:
         wanted = [version for version, share in self.table.shares.items() if share > 0]
-        return any(version not in self._failed and self.pool.may_take(version) for version in wanted)
+        return any(version not in self._faces.failed and self.pool.may_take(version) for version in wanted)
 
     def _pool_changed(self) -> None:
         self._expected = self._expected or self.ready
         if self._on_change is not None:
             self._on_change()
-
-    async def _learn(self, version: ServedVersion) -> None:
-        """Load a version's face, beside the loop."""
-        loop = asyncio.get_running_loop()
-        client = self.pool.of(version.key)
-        try:
-            face = await loop.run_in_executor(self._loading, self._load, self.name, version, client)
-        except ToqueError as error:
-            log.error("model %s: %s", self.name, error.message)
-            self._failed[version.key] = error.message
-        except Exception as error:
-            log.exception("model %s cannot be read", self.name)
-            self._failed[version.key] = f"{type(error).__name__}: {error}"
-        else:
-            if version.key in self.table.versions:
-                self._faces[version.key] = face
-        finally:
-            del self._tasks[version.key]
-            self.pool.stir()
 
 
 def unavailable(deployment: Deployment) -> UnavailableError:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from toque.errors import ContextLengthError, EngineError, RequestError, VersionGoneError
-from toque.gateway.face import Face
+from toque.gateway.face import Face, Profile
 from toque.gateway.generation import engine_error
 from toque.gateway.prepare import TextPool, encode, prompt_size
 from toque.gateway.requests import GenerationRequest, Prompt
@@ -103,8 +103,8 @@ def shortened(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[n
     return short
 
 
-def check_dimensions(dimensions: int | None, face: Face) -> None:
-    size = face.card.embedding_size
+def check_dimensions(dimensions: int | None, profile: Profile) -> None:
+    size = profile.card.embedding_size
     if dimensions is not None and not 1 <= dimensions <= size:
         raise RequestError(
             f"dimensions must be between 1 and {size} for this model, got {str(dimensions)[:24]}",

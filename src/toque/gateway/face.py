@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from toque.errors import ModelError, RequestError
@@ -20,6 +21,32 @@ if TYPE_CHECKING:
     from toque.text.tokenizer import TokenCodec, Tokenizer
 
 log = logging.getLogger("toque.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What is told of a version without its tokenizer. ``version`` is what clients see of it."""
+
+    name: str
+    key: str
+    version: str
+    card: ModelCard
+
+    def check_embeds(self, path: str) -> None:
+        if not self.card.embedding_size:
+            raise RequestError(
+                f"model {self.name} generates text; {path} needs one that makes embeddings",
+                param="model",
+                code="model_not_supported",
+            )
+
+    def check_generates(self, path: str) -> None:
+        if self.card.embedding_size:
+            raise RequestError(
+                f"model {self.name} makes embeddings and generates no text; use /v1/embeddings, not {path}",
+                param="model",
+                code="model_not_supported",
+            )
 
 
 class Face:
@@ -55,25 +82,21 @@ class Face:
         self._tags = frozenset(token for token in ids if token is not None and tokenizer.is_special(token))
 
     @property
+    def profile(self) -> Profile:
+        return Profile(self.name, self.key, self.version, self.card)
+
+    @property
     def codec(self) -> TokenCodec:
         """The tokenizer for text that is read for tool calls and reasoning: their tags are shown."""
         return ShowingTags(self.tokenizer, self._tags) if self._tags else self.tokenizer
 
     def check_embeds(self, path: str) -> None:
-        if not self.card.embedding_size:
-            raise RequestError(
-                f"model {self.name} generates text; {path} needs one that makes embeddings",
-                param="model",
-                code="model_not_supported",
-            )
+        """RequestError if it generates text."""
+        self.profile.check_embeds(path)
 
     def check_generates(self, path: str) -> None:
-        if self.card.embedding_size:
-            raise RequestError(
-                f"model {self.name} makes embeddings and generates no text; use /v1/embeddings, not {path}",
-                param="model",
-                code="model_not_supported",
-            )
+        """RequestError if it makes embeddings."""
+        self.profile.check_generates(path)
 
     def _source(self, *, tools: bool) -> str:
         return "" if self.template is None else self.template.source(tools=tools)

@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from toque.gateway.deployment import Deployment, FaceLoader, FleetDeployment
+from toque.gateway.deployment import Deployment, FleetDeployment
 from toque.gateway.face import Face, load_face
+from toque.gateway.faces import FaceLoader
 from toque.routing.base import DeploymentSignals, RoutingTable
 from toque.routing.target import OpenSession, open_session
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from toque.monitor.latency import Latencies
 
 REPORT_S = 0.5
+REST_S = 60.0
 TABLES_S = 3.0
 _RETIRE_S = 60.0
 
@@ -47,9 +49,11 @@ class FleetPort:
         hedge_after_s: float = 0.0,
         load: Callable[..., Face] = load_face,
         open_session: OpenSession = open_session,
+        rest_after_s: float = REST_S,
     ) -> None:
         """``public_names``: what clients call a deployment, where that is not its name in the fleet. ``load`` reads a
-        version's face, as `load_face`; ``open_session`` connects to a replica."""
+        version's face, as `load_face`; ``open_session`` connects to a replica. ``rest_after_s``: a deployment without
+        replicas that nobody has asked for so long lets go of its tokenizers."""
         self._deployments = deployments
         self._link = link
         self._limits = limits
@@ -58,6 +62,7 @@ class FleetPort:
         self._hedge_after_s = hedge_after_s
         self._load = load
         self._open_session = open_session
+        self._rest_after_s = rest_after_s
         self._known: dict[str, FleetDeployment] = {}  # by their names in the fleet
         self._retiring: set[asyncio.Task[None]] = set()
         self._settled = False
@@ -154,6 +159,8 @@ class FleetPort:
     async def _report_on(self) -> None:
         while True:
             self._report()
+            for deployment in self._known.values():
+                deployment.rest(self._rest_after_s)
             await asyncio.sleep(REPORT_S)
 
     def _report(self) -> None:

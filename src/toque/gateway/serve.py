@@ -234,7 +234,7 @@ def _build(settings: Settings) -> Starlette:
 def _shown(gateway: Gateway) -> list[tuple[str, bool]]:
     """The deployments' names, and whether each makes embeddings."""
     return [
-        (name, (face := deployment.current) is not None and face.card.embedding_size > 0)
+        (name, (profile := deployment.profile) is not None and profile.card.embedding_size > 0)
         for name, deployment in gateway.deployments.items()
     ]
 

@@ -56,7 +56,7 @@ async def embeddings(exchange: Exchange, gateway: Gateway) -> None:
             f"encoding_format must be float or base64, got {brief(body.encoding_format)}",
             param="encoding_format",
         )
-    check_dimensions(body.dimensions, await deployment.known_face())
+    check_dimensions(body.dimensions, deployment.profile or (await deployment.known_face()).profile)
     prompts = completion_prompts(body.input, MAX_INPUTS, True, "input")
     single = isinstance(body.input, str) or isinstance(body.input[0], int)
     names = ("input",) if single else tuple(f"input[{i}]" for i in range(len(prompts)))

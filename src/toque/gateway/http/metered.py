@@ -49,7 +49,7 @@ def metered(
             request.request_id,
             endpoint=exchange.endpoint,
             model=deployment.name,
-            version="" if (face := deployment.current) is None else face.version,
+            version="" if (profile := deployment.profile) is None else profile.version,
             tenant=exchange.caller.tenant,
             key_id=exchange.caller.key_id,
             client_id=exchange.request_id,

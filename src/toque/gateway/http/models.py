@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from toque.gateway.deployment import find_deployment, unavailable
-from toque.gateway.face import Face
+from toque.gateway.face import Profile
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.exchange import Exchange
 
@@ -16,25 +16,25 @@ async def list_models(exchange: Exchange, gateway: Gateway) -> None:
     """Models that can answer, those that wake for it included; one that is loading or dead is not listed as if it
     could."""
     data = [
-        _model(face, gateway)
+        _model(profile, gateway)
         for deployment in gateway.deployments.values()
-        if deployment.listed and (face := deployment.current) is not None
+        if deployment.listed and (profile := deployment.profile) is not None
     ]
     await exchange.answer(200, msgspec.json.encode({"object": "list", "data": data}))
 
 
 async def show_model(exchange: Exchange, gateway: Gateway) -> None:
     deployment = find_deployment(gateway.deployments, exchange.scope["path_params"]["id"])
-    face = deployment.current
-    if face is None or not deployment.listed:
+    profile = deployment.profile
+    if profile is None or not deployment.listed:
         raise unavailable(deployment)
-    await exchange.answer(200, msgspec.json.encode(_model(face, gateway)))
+    await exchange.answer(200, msgspec.json.encode(_model(profile, gateway)))
 
 
-def _model(face: Face, gateway: Gateway) -> dict[str, Any]:
-    card = face.card
+def _model(profile: Profile, gateway: Gateway) -> dict[str, Any]:
+    card = profile.card
     return {
-        "id": face.name,
+        "id": profile.name,
         "object": "model",
         "created": card.created or int(gateway.started),
         "owned_by": "toque",
@@ -42,5 +42,5 @@ def _model(face: Face, gateway: Gateway) -> dict[str, Any]:
         "architecture": card.architecture,
         "quantization": card.quantization,
         "parameters": card.parameters,
-        "version": face.version,
+        "version": profile.version,
     }

@@ -251,10 +251,10 @@ class _Patience:
 
     async def _comment(self) -> None:
         if not self._exchange.started:
-            if (face := self._deployment.current) is not None and all(
+            if (profile := self._deployment.profile) is not None and all(
                 name != MODEL_VERSION for name, _ in self._exchange.added
             ):
-                say_version(self._exchange, face.version)
+                say_version(self._exchange, profile.version)
             await self._exchange.start_events()
         while True:
             await self._exchange.write(WAITING)
