@@ -335,6 +335,26 @@ async def test_choices_are_read_apart() -> None:
     assert len({choice["message"]["tool_calls"][0]["id"] for choice in answer["choices"]}) == 2
 
 
+XML = LineTemplate(text="{{ tools }} <function=")
+XML_CALL = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n</function>\n</tool_call>"
+)
+
+
+async def test_a_model_that_writes_xml_is_held_to_xml_where_bare_text_allows_it() -> None:
+    async with served(plan(XML_CALL, XML)) as w:
+        for choice in await both(w, tool_choice="required"):
+            assert calls(choice) == [("get_weather", {"city": "Zürich"})]
+        grammar = GrammarSpec.decode(w.engine.requests[0].grammar or "")
+        assert grammar.value["dialect"] == "qwen3-coder"
+    anything = {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}
+    call = '<tool_call>\n{"name": "any", "arguments": {"a b": 1}}\n</tool_call>'
+    async with world(plan(call, XML)) as w:
+        answer = (await w.chat(tools=[anything], tool_choice="required")).json()
+        assert calls(answer["choices"][0]) == [("any", {"a b": 1})]
+        assert GrammarSpec.decode(w.engine.requests[0].grammar or "").value["dialect"] == "hermes"
+
+
 async def test_the_dialect_can_be_said() -> None:
     engine, deployment, settings, _ = build(plan("ok"))
     assert deployment.current.dialect == "hermes"

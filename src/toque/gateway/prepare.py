@@ -128,7 +128,7 @@ def _tool_form(request: GenerationRequest, face: Face) -> tuple[str, GrammarSpec
         free=not tools.forced and grammar is None,
         otherwise=grammar,
     )
-    return enforced_dialect(face.dialect, otherwise=grammar is not None), spec
+    return str(spec.value["dialect"]), spec
 
 
 def _thinks(prompt: EncodedPrompt) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toque.text.grammar.spec import GrammarKind, GrammarSpec
+from toque.text.grammar.xml_calls import literal, xml_rules
 
 # Between two tokens of JSON: enough for a line break and an indentation, never so much that an answer is nothing else.
 WHITESPACE = r"[ \t\r\n]{1,8}"
@@ -28,7 +29,7 @@ def lark_source(spec: GrammarSpec, special: Mapping[str, int]) -> str:
         case GrammarKind.REGEX:
             rules = f"answer: PATTERN\nPATTERN: {_regex(str(spec.value))}\n"
         case GrammarKind.CHOICE:
-            rules = "answer: " + " | ".join(_literal(choice) for choice in spec.value) + "\n"
+            rules = "answer: " + " | ".join(literal(choice) for choice in spec.value) + "\n"
         case GrammarKind.WITHOUT:
             banned = "|".join("".join(map(_plain, text)) for text in spec.value)
             rules = f"answer: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({banned})(?s:.*)/\n"
@@ -36,13 +37,13 @@ def lark_source(spec: GrammarSpec, special: Mapping[str, int]) -> str:
             rules = _tools(spec.value, special)
     if not spec.think:
         return f"start: answer\n{rules}"
-    return f"start: thought answer\nthought[lazy]: /(?s:.*)/ {_literal(spec.think)}\n{rules}"
+    return f"start: thought answer\nthought[lazy]: /(?s:.*)/ {literal(spec.think)}\n{rules}"
 
 
 def _tools(value: Mapping[str, Any], special: Mapping[str, int]) -> str:
     """Calls only; or calls, or JSON; or any text in which a call that begins must go on as one."""
     dialect, parallel = value["dialect"], value["parallel"]
-    if dialect == "hermes":
+    if dialect in ("hermes", "qwen3-coder"):
         inner = '"\\n" call "\\n</tool_call>"'
         calls = '"<tool_call>" ' + inner + (' ("\\n<tool_call>" ' + inner + ")*" if parallel else "")
         begun, rest = r"/(?s:.*)<tool_call>/", "/\\n?/ call /\\n?<\\/tool_call>/"
@@ -55,7 +56,10 @@ def _tools(value: Mapping[str, Any], special: Mapping[str, int]) -> str:
     else:
         calls = "call" + (' ("; " call)*' if parallel else "")
         begun = rest = ""
-    forms = _calls(value["tools"], "parameters" if dialect == "llama3" else "arguments")
+    if dialect == "qwen3-coder":
+        forms = xml_rules(value["tools"], _regex, _schema)
+    else:
+        forms = _calls(value["tools"], "parameters" if dialect == "llama3" else "arguments")
     if not value["free"]:
         rules = f"answer: calls\ncalls: {calls}\n{forms}"
         if value["otherwise"] is None:
@@ -74,7 +78,7 @@ def _tools(value: Mapping[str, Any], special: Mapping[str, int]) -> str:
 def _calls(tools: Sequence[Mapping[str, Any]], arguments: str) -> str:
     lines = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
-        head = _literal(f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "{arguments}": ')
+        head = literal(f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "{arguments}": ')
         schema = _schema({"type": "object", **tool["parameters"]})
         lines.append(f'call_{i}: {head} %json {schema} "}}"')
     return "\n".join(lines) + "\n"
@@ -83,12 +87,6 @@ def _calls(tools: Sequence[Mapping[str, Any]], arguments: str) -> str:
 def _schema(schema: Any) -> str:
     options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
     return json.dumps({**options, **schema}, ensure_ascii=False)
-
-
-def _literal(text: str) -> str:
-    """A Lark string. Control characters are written as escapes, everything else as it is."""
-    quoted = json.dumps(text, ensure_ascii=False)
-    return "".join(f"\\u{ord(c):04x}" if 0x7F <= ord(c) < 0xA0 else c for c in quoted)
 
 
 def _plain(character: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from toque.errors import GrammarError, RequestError
 from toque.text.grammar.schema import checked_schema
+from toque.text.grammar.xml_calls import writable
 
 MAX_SPEC = 256 << 10  # characters of the encoded form
 MAX_PATTERN = 16_384
@@ -22,7 +23,8 @@ _ENFORCED_AS = {"gemma": "hermes", "pythonic": "llama3", "qwen3-coder": "hermes"
 
 
 def enforced_dialect(dialect: str, *, otherwise: bool = False) -> str:
-    """The dialect in which calls are enforced, and so must be read. Those in Python or XML are written as JSON.
+    """The dialect in which any call can be enforced: those in Python are written as JSON, and so are those in XML
+    whose arguments bare text cannot be held to.
 
     ``otherwise``: JSON may come in their place; then calls need a tag to be told from it.
     """
@@ -112,11 +114,16 @@ class GrammarSpec:
         """At least one call of one of ``tools``, in the form that ``dialect``'s parser reads, and nothing else.
 
         ``free``: any text, in which what begins as a call must go on as one. ``otherwise``: calls, or JSON that
-        matches this. A dialect that cannot be enforced is written as one that can: see `enforced_dialect`.
+        matches this. A dialect that cannot be enforced is written as one that can: see `enforced_dialect`. Whoever
+        reads the answer finds the dialect that was chosen in the value's ``dialect``.
         """
+        written = [{"name": tool.name, "parameters": dict(tool.parameters)} for tool in tools]
+        chosen = enforced_dialect(dialect, otherwise=otherwise is not None)
+        if dialect == "qwen3-coder" and not free and writable(written):
+            chosen = dialect
         value = {
-            "dialect": enforced_dialect(dialect, otherwise=otherwise is not None),
-            "tools": [{"name": tool.name, "parameters": dict(tool.parameters)} for tool in tools],
+            "dialect": chosen,
+            "tools": written,
             "parallel": parallel,
             "free": free,
             "otherwise": None,

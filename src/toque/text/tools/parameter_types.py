@@ -19,11 +19,11 @@ class ParameterTypes:
 
     def only_text(self, name: str) -> bool:
         """The value is text, whatever it looks like."""
-        return self._of(name) == _TEXT
+        return self.kinds(name) == _TEXT
 
     def as_json(self, name: str, value: str) -> str:
         """The value as JSON: what it says where its kind allows that, else a text."""
-        kinds = self._of(name)
+        kinds = self.kinds(name)
         plain = value.strip()
         plain = _WORDS.get(plain, plain)
         kind = "string" if kinds == _TEXT else _kind(plain)
@@ -31,8 +31,8 @@ class ParameterTypes:
             return plain
         return json.dumps(value, ensure_ascii=False)
 
-    def _of(self, name: str) -> frozenset[str] | None:
-        """None: any."""
+    def kinds(self, name: str) -> frozenset[str] | None:
+        """The kinds of JSON that a parameter may be, integers and numbers always together; None: any."""
         properties = self._schema.get("properties")
         schema = properties.get(name) if isinstance(properties, Mapping) else None
         return self._kinds(schema, 0)
@@ -41,7 +41,7 @@ class ParameterTypes:
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return None
         if isinstance(reference := schema.get("$ref"), str):
-            return self._kinds(self._at(reference), depth + 1)
+            return self._kinds(self.at(reference), depth + 1)
         named = schema.get("type")
         if isinstance(named, str | list):
             names = {named} if isinstance(named, str) else {name for name in named if isinstance(name, str)}
@@ -58,7 +58,7 @@ class ParameterTypes:
             return next((kinds for m in members if (kinds := self._kinds(m, depth + 1)) is not None), None)
         return None
 
-    def _at(self, reference: str) -> Any:
+    def at(self, reference: str) -> Any:
         """What a ``#/…`` points to in the schema; None for nothing."""
         found: Any = self._schema
         for part in reference.removeprefix("#").split("/")[1:]:

@@ -32,6 +32,31 @@ class _State(Enum):
     CLOSING = auto()  # behind </function>
 
 
+class _Quotes:
+    """Whether a value, so far, is the beginning of a JSON list or object and ends inside one of its strings."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self._begun = self._other = self._escaped = False
+
+    def read(self, text: str) -> None:
+        for character in text:
+            if self._other:
+                return
+            if not self._begun:
+                self._begun = character not in _BLANK
+                self._other = self._begun and character not in "[{"
+            elif not self.open:
+                self.open = character == '"'
+            elif self._escaped:
+                self._escaped = False
+            elif character < " ":  # no JSON: such are escaped in its strings
+                self._other, self.open = True, False
+            else:
+                self._escaped = character == "\\"
+                self.open = character != '"'
+
+
 class QwenCoderParser(Parser):
     """Texts are shown as they grow, other values when they are whole.
 
@@ -52,6 +77,7 @@ class QwenCoderParser(Parser):
         self._key = ""
         self._is_text = False  # the parameter being read can be nothing but text
         self._value = ""  # of a parameter that may be something else
+        self._quotes = _Quotes()
         self._fresh = False  # no character of the value was read: the line break before it is not part of it
 
     def _step(self, last: bool) -> bool:
@@ -123,6 +149,7 @@ class QwenCoderParser(Parser):
         self._json += (", " if self._keys else "") + json.dumps(key, ensure_ascii=False) + ": "
         self._keys.add(key)
         self._key, self._value, self._fresh = key, "", True
+        self._quotes = _Quotes()
         self._is_text = self._types.only_text(key)
         if self._is_text:
             self._json += '"'
@@ -142,6 +169,9 @@ class QwenCoderParser(Parser):
             return self._cut() if last else False
         value = self._take(end)
         self._add(value.removesuffix("\n"))
+        if self._quotes.open and not value.endswith("\n"):  # these letters are part of the JSON
+            self._add(self._take(len(_PARAMETER_END)))
+            return True
         self._raw += "\n" * value.endswith("\n") + self._take(len(_PARAMETER_END))
         self._json += '"' if self._is_text else self._types.as_json(self._key, self._value)
         self._state = _State.BODY
@@ -153,6 +183,7 @@ class QwenCoderParser(Parser):
             self._json += json.dumps(text, ensure_ascii=False)[1:-1]
         else:
             self._value += text
+            self._quotes.read(text)
 
     def _whole(self, count: int) -> bool:
         if self._index < 0 and self._calls >= MAX_CALLS:
