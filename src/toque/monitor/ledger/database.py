@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from toque.monitor.ledger.tables import (
     HOURS,
     MEASURES,
     ROLLUPS,
-    Rollup,
     usage_attempt,
     usage_event,
 )
@@ -63,7 +63,7 @@ class Database(SqlDatabase):
                 connection.execute(self._upsert, [_row(record) for record in new])
             attempts = [_attempt(r.request_id, attempt) for r in closing for attempt in r.attempts]
             if attempts:
-                connection.execute(self.insert(usage_attempt).on_conflict_do_nothing(), attempts)
+                connection.execute(self._attempted, attempts)
             self._add_up(connection, closing)
         return len(closing)
 
@@ -136,9 +136,11 @@ class Database(SqlDatabase):
         finest = fold(closed, HOURS.seconds)
         for rollup in ROLLUPS if finest else ():
             rows = finest if rollup is HOURS else coarser(finest, rollup.seconds, rollup.groups)
-            connection.execute(self._increase(rollup), rows)
+            connection.execute(self._increase[rollup.table.name], rows)
 
-    @property
+    # Made once: to put such a statement together takes as long as to write thirty rows.
+
+    @cached_property
     def _upsert(self) -> Any:
         statement = self.insert(usage_event)
         changes = {name: statement.excluded[name] for name in _EVENT_COLUMNS if name != "request_id"}
@@ -146,10 +148,21 @@ class Database(SqlDatabase):
             index_elements=["request_id"], set_=changes, where=usage_event.c.outcome == Outcome.OPEN.value
         )
 
-    def _increase(self, rollup: Rollup) -> Any:
-        statement = self.insert(rollup.table)
-        sums = {name: rollup.table.c[name] + statement.excluded[name] for name in MEASURES}
-        return statement.on_conflict_do_update(index_elements=["bucket", *rollup.groups], set_=sums)
+    @cached_property
+    def _attempted(self) -> Any:
+        return self.insert(usage_attempt).on_conflict_do_nothing()
+
+    @cached_property
+    def _increase(self) -> dict[str, Any]:
+        """By the table of a roll-up."""
+        found = {}
+        for rollup in ROLLUPS:
+            statement = self.insert(rollup.table)
+            sums = {name: rollup.table.c[name] + statement.excluded[name] for name in MEASURES}
+            found[rollup.table.name] = statement.on_conflict_do_update(
+                index_elements=["bucket", *rollup.groups], set_=sums
+            )
+        return found
 
 
 def _closed(connection: Connection, ids: Sequence[str]) -> set[str]:
