@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -191,6 +193,76 @@ def test_streams_go_on_while_a_grammar_is_compiled() -> None:
     gate.opened.set()
     json.loads(text(until(engine, answers, "slow")))
     assert not engine.has_work
+    engine.close()
+
+
+class Thirsty:
+    """A compiler that works on `HARD` grammars until it is let go, and tells the priority of its threads."""
+
+    def __init__(self) -> None:
+        self.threads: dict[str, int] = {}
+        self.let_go = threading.Event()
+        self.took: dict[str, int] = {}
+
+    def __call__(self, grammar: str) -> Any:
+        self.threads[grammar] = threading.get_native_id()
+        if grammar in HARD:
+            while not self.let_go.is_set():
+                time.sleep(0.001)
+        self.took[grammar] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        return SHARED.compile(grammar)
+
+
+HARD = [GrammarSpec.regex(f"[0-9]{{{count}}}").encode() for count in range(4, 9)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there has each thread a priority of its own")
+def test_a_grammar_that_takes_long_leaves_the_cores_to_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toque.engine.grammars._CPU_S", 0.0)  # whatever has begun has taken long
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    compiler = Thirsty()
+    engine = grammar_engine(compiler)
+    answers: dict[str, Answer] = {}
+    free = SamplingParams(temperature=0, max_tokens=400)
+    engine.add(request("free", [1, 2, 3], free))
+    for number, grammar in enumerate(HARD[:2]):
+        engine.add(request(f"hard{number}", PROMPT, free, grammar=grammar))
+    while len(compiler.threads) < 2:
+        advance(engine, answers)
+    advance(engine, answers)
+    for thread in compiler.threads.values():
+        assert os.getpriority(os.PRIO_PROCESS, thread) == max(mine, 10)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+    monkeypatch.setattr("toque.engine.grammars._CPU_S", 1e9)
+    engine.add(request("easy", PROMPT, free, grammar=DIGITS))  # which waits for neither
+    until(engine, answers, "easy")
+    assert compiler.took == {DIGITS: mine}
+    assert "hard0" not in answers
+    compiler.let_go.set()
+    drain(engine, answers)
+    assert [len(answers[f"hard{number}"].tokens) for number in range(2)] == [4, 5]
+    engine.add(request("later", PROMPT, free, grammar=HARD[4]))
+    drain(engine, answers)
+    assert compiler.took == {DIGITS: mine, HARD[0]: max(mine, 10), HARD[1]: max(mine, 10), HARD[4]: mine}
+    engine.close()
+
+
+def test_so_many_compile_at_once_and_the_others_wait_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toque.engine.grammars._CPU_S", 0.0)
+    compiler = Thirsty()
+    engine = grammar_engine(compiler)
+    answers: dict[str, Answer] = {}
+    for number, grammar in enumerate(HARD):
+        engine.add(request(f"hard{number}", PROMPT, SamplingParams(temperature=0), grammar=grammar))
+    engine.add(request("free", [1, 2, 3], SamplingParams(temperature=0, max_tokens=200)))
+    most = 4 if sys.platform == "linux" else 2
+    while len(compiler.threads) < most:
+        advance(engine, answers)
+    until(engine, answers, "free")
+    assert len(compiler.threads) == most
+    compiler.let_go.set()
+    drain(engine, answers)
+    assert {len(answers[f"hard{number}"].tokens) for number in range(5)} == {4, 5, 6, 7, 8}
     engine.close()
 
 

@@ -1,11 +1,19 @@
-"""Grammars for requests: compiled in threads of their own, so that no stream waits for somebody's schema."""
+"""Grammars for requests: compiled in threads of their own, so that no stream waits for somebody's schema.
+
+The step's threads take every core there is, and a step ends with the slowest of them: a compiler that gets half a core
+makes steps twice as long. One that has not finished after 20 ms of CPU therefore goes on with the small share that the
+system gives a thread of low priority, a tenth of a core that is wanted. Ordinary schemas take less.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,6 +25,9 @@ if TYPE_CHECKING:
     from toque.engine.sequence import Sequence
 
 _THREADS = 2  # one large schema must not hold up everybody else's
+_SLOWED = 2  # nor two very large ones: so many more that have been slowed down
+_CPU_S = 0.02  # at ordinary priority
+_NICE = 10
 
 
 class Matcher(Protocol):
@@ -36,12 +47,14 @@ class Matcher(Protocol):
 class Grammars:
     """Compiles beside the step loop. ``compile`` is called in threads, and raises for what is no grammar.
 
-    Every sequence given to `prepare` comes out of `prepared` exactly once, whatever became of it meanwhile.
+    Every sequence given to `prepare` comes out of `prepared` exactly once, whatever became of it meanwhile. What
+    takes long is slowed down by `prepared`, that is by the step loop, while it has something else to do.
     """
 
     def __init__(self, compile: Callable[[str], Matcher]) -> None:
         self._compile = compile
-        self._pool: ThreadPoolExecutor | None = None
+        self._asked: deque[tuple[Sequence, str]] = deque()
+        self._threads: list[_Compiling] = []
         self._done: deque[tuple[Sequence, Matcher | Exception]] = deque()
         self._arrived = threading.Event()
         self.pending = 0  # given and not yet taken out
@@ -51,13 +64,15 @@ class Grammars:
         self._compile(grammar)
 
     def prepare(self, sequence: Sequence, grammar: str) -> None:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="toque-grammar")
         self.pending += 1
-        self._pool.submit(self._work, sequence, grammar)
+        self._asked.append((sequence, grammar))
+        self._hire()
 
     def prepared(self) -> list[tuple[Sequence, Matcher | Exception]]:
         """The sequences whose grammar is ready, or was refused."""
+        for thread in self._threads:
+            thread.slow_down(_CPU_S)
+        self._hire()
         found = []
         while self._done:
             found.append(self._done.popleft())
@@ -71,8 +86,17 @@ class Grammars:
         self._arrived.clear()
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._asked.clear()
+
+    def _hire(self) -> None:
+        """One thread more, where something waits and there may be one."""
+        if not self._asked:
+            return
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        slowed = min(_SLOWED, sum(thread.slowed for thread in self._threads))
+        if len(self._threads) - slowed < _THREADS:
+            self._threads.append(_Compiling(self._asked, self._work))
+            self._threads[-1].start()
 
     def _work(self, sequence: Sequence, grammar: str) -> None:
         try:
@@ -83,6 +107,43 @@ class Grammars:
             result = error
         self._done.append((sequence, result))
         self._arrived.set()
+
+
+class _Compiling(threading.Thread):
+    """Compiles until nothing is asked for. One that was slowed down ends before that: none is made faster again."""
+
+    def __init__(self, asked: deque[tuple[Sequence, str]], work: Callable[[Sequence, str], None]) -> None:
+        super().__init__(name="toque-grammar")
+        self._asked = asked
+        self._work = work
+        self._lock = threading.Lock()
+        self._clock = 0  # of this thread's CPU time
+        self._began: float | None = None  # by that clock, with the grammar at hand
+        self.slowed = False
+
+    def run(self) -> None:
+        if sys.platform == "linux":
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        while not self.slowed:
+            try:
+                job = self._asked.popleft()
+            except IndexError:
+                return
+            with self._lock:
+                self._began = time.thread_time()
+            self._work(*job)
+            with self._lock:
+                self._began = None
+
+    def slow_down(self, after_s: float) -> None:
+        """If the grammar at hand has taken so much CPU time, and the system can tell."""
+        with self._lock:  # it does not end meanwhile
+            if self.slowed or self._began is None or not self._clock:
+                return
+            if time.clock_gettime(self._clock) - self._began > after_s:
+                self.slowed = True
+                with suppress(OSError):  # a sandbox may forbid it
+                    os.setpriority(os.PRIO_PROCESS, self.native_id or 0, _NICE)
 
 
 def _catch_up(matcher: Matcher, sequence: Sequence) -> None:
