@@ -97,6 +97,19 @@ async def test_scale_takes_a_number_or_a_range(running: Running) -> None:
         await running.call("scale", "none", "1")
 
 
+async def test_what_a_moved_alias_proposes_is_shown(running: Running) -> None:
+    await running.call("deploy", "bot@live", "--name", "chat")
+    assert await FleetAdmin(running.store, resolve, lambda: None).propose("bot", "live", "bot/2", "d2") == [
+        "chat"
+    ]
+    words = "bot@live is bot/2 now: toque rollout start chat"
+    assert words in await running.call("ps")
+    assert f"proposed: {words}" in await running.call("rollout", "status", "chat")  # there has been none yet
+    assert json.loads(await running.call("rollout", "status", "chat", "--json"))["version"] == "bot/2"
+    await running.call("rollout", "start", "chat", "other")
+    assert "proposed" not in await running.call("rollout", "status", "chat")
+
+
 async def test_ps_shows_deployments_and_replicas(running: Running) -> None:
     await running.call("deploy", "m1", "--name", "chat", "--min", "1", "--max", "3")
     lease = await running.store.hold("test", 0.0, 10.0)

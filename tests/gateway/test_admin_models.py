@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from formats.gguf_builder import tiny_llama
+from toque.errors import StoreError
+from toque.fleet.admin import FleetAdmin
+from toque.fleet.store import DeploymentRow, MemoryFleetStore, Revision
 from toque.gateway.key_file import KeyFile
 from toque.registry.reader import RegistryReader
 from toque.registry.registry import Registry
@@ -69,6 +72,47 @@ async def test_versions_and_aliases_are_shown_moved_and_retired(models: Models) 
     copied = await models.call("POST", "versions", {"source": "bot/1", "model": "shop", "alias": "live"})
     assert (copied["created"], copied["version"]["aliases"]) == (True, ["live"])
     assert (await models.call("POST", "versions", {"source": "bot/1", "model": "shop"}))["created"] is False
+
+
+@pytest.mark.usefixtures("two_versions")
+async def test_a_moved_alias_proposes_a_rollout_of_what_follows_it(models: Models) -> None:
+    async def resolve(reference: str) -> Revision:
+        with Registry(Store(models.home)) as registry:
+            version = registry.find(reference)
+        return Revision("", reference, f"/models/{version.version}", version.digest, version.reference)
+
+    models.w.gateway.fleet = FleetAdmin(MemoryFleetStore(), resolve, lambda: None)
+    assert (await models.call("POST", "aliases/bot@live", {"version": 1}))["proposed"] == []
+    for name, model in (("chat", "bot@live"), ("other", "bot/1"), ("third", "models:/bot@live")):
+        await models.call("POST", "deployments", {"name": name, "model": model})
+    moved = await models.call("POST", "aliases/bot@live", {"version": 2})
+    assert moved["proposed"] == ["chat", "third"]
+    view = await models.call("GET", "deployments/chat")
+    assert (view["version"], view["proposed"]["version"]) == ("bot/1", "bot/2")
+    assert (view["proposed"]["reference"], view["proposed"]["by"]) == ("bot@live", "anybody")
+    assert (await models.call("GET", "deployments/other"))["proposed"] is None
+    rollout = await models.call("POST", "rollouts/chat", {})
+    assert (rollout["old"], rollout["new"]) == ("bot/1", "bot/2")
+    assert (await models.call("GET", "deployments/chat"))["proposed"] is None
+    await models.call("DELETE", "aliases/bot@live")
+    assert (await models.call("GET", "deployments/third"))["proposed"] is None
+    # A version that is registered with the alias moves it, too.
+    await models.call("POST", "versions", {"source": "bot/2", "model": "bot", "alias": "live"})
+    assert (await models.call("GET", "deployments/third"))["proposed"]["version"] == "bot/2"
+
+
+@pytest.mark.usefixtures("two_versions")
+async def test_an_alias_moves_also_while_the_fleet_cannot_be_told(models: Models) -> None:
+    class Away(MemoryFleetStore):
+        async def deployments(self) -> dict[str, DeploymentRow]:
+            raise StoreError("the database is away")
+
+    async def resolve(reference: str) -> Revision:
+        raise AssertionError(reference)
+
+    models.w.gateway.fleet = FleetAdmin(Away(), resolve, lambda: None)
+    moved = await models.call("POST", "aliases/bot@live", {"version": 2})
+    assert (moved["version"], moved["proposed"]) == (2, [])
 
 
 async def test_a_registry_that_nobody_wrote_to_is_empty_and_stays_unmade(models: Models) -> None:

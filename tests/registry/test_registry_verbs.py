@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import pytest
@@ -14,10 +15,13 @@ from click.testing import CliRunner, Result
 from formats.gguf_builder import tiny_llama
 from toque.cli import alias, catalog, gc, lineage, list_, pull, register, rm, show
 from toque.errors import ModelNotFoundError, RequestError
+from toque.fleet.revisions import first_row
 from toque.fleet.spec import DeploymentSpec
 from toque.fleet.sql_store import SqlFleetStore
-from toque.fleet.store import DeploymentRow, Revision
+from toque.fleet.store import DeploymentRow, Proposal, Revision
 from toque.registry.catalog import builtin
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -123,6 +127,41 @@ def test_a_sweep_leaves_what_a_deployment_runs(models: list[str], home: Path) ->
     call(rm.command, "bot/1")
     assert ask(gc.command, "--grace", "0")["local_files"] == 0
     assert Path(version["path"]).exists()
+
+
+def test_moving_an_alias_proposes_a_rollout_to_the_fleet_of_the_database(
+    models: list[str], home: Path
+) -> None:
+    first = ask(register.command, models[0], "--model", "bot", "--alias", "live")
+    second = ask(register.command, models[1], "--model", "bot")
+
+    async def on_store(work: Callable[[SqlFleetStore], Awaitable[T]]) -> T:
+        store = SqlFleetStore(f"sqlite:///{home}/registry.db")
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    def proposed() -> Proposal | None:
+        return asyncio.run(on_store(lambda store: store.deployments()))["chat"].proposed
+
+    pinned = Revision("", "bot@live", first["path"], first["digest"], "bot/1")
+    row = first_row(DeploymentSpec("chat", "bot@live"), pinned, 0.0)
+    assert asyncio.run(on_store(lambda store: store.put(row)))
+    assert ask(alias.command, "bot", "next", "2")["proposed"] == []
+    said = call(alias.command, "bot", "live", "2").output
+    assert "a rollout of chat is proposed: toque rollout start chat" in said
+    found = proposed()
+    assert found is not None
+    assert (found.reference, found.version, found.digest) == ("bot@live", "bot/2", second["digest"])
+    assert ask(alias.command, "bot", "live", "1")["proposed"] == []  # it is what runs
+    assert proposed() is None
+    assert "rollout of chat" in call(register.command, models[2], "--model", "bot", "--alias", "live").output
+    found = proposed()
+    assert found is not None
+    assert found.version == "bot/3"
+    call(alias.command, "bot", "live", "--rm")
+    assert proposed() is None
 
 
 @pytest.mark.parametrize(

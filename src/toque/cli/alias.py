@@ -22,9 +22,11 @@ def command(
 ) -> None:
     """Show the aliases of MODEL, or make ALIAS point to VERSION (a number, or another alias of the model).
 
-    The move is one step: whoever resolves the alias sees the old version or the new one. Deployments that follow it
-    are offered a rollout; none restarts by itself.
+    The move is one step: whoever resolves the alias sees the old version or the new one. Deployments of the registry's
+    fleet that follow it are offered a rollout: `toque rollout start NAME` begins it, or the fleet itself where the
+    deployment says rollout.follow: auto.
     """
+    from toque.cli.proposals import propose
     from toque.errors import RequestError
     from toque.registry.names import check_alias, check_name
     from toque.registry.registry import Registry, somebody
@@ -55,10 +57,12 @@ def command(
             previous = database.move_alias(model, alias, target.version, actor=somebody(), expected=expect)
             answer = {"model": model, "alias": alias, "version": target.version, "previous": previous}
             words = f"{model}@{alias} → {target.reference} (before: {_shown(previous)})"
+            proposed = propose(registry, model, alias, target)
         elif remove:
             previous = database.remove_alias(model, alias, actor=somebody())
             answer = {"model": model, "alias": alias, "version": None, "previous": previous}
             words = f"removed {model}@{alias} (it pointed to {model}/{previous})"
+            proposed = propose(registry, model, alias, None)
         else:
             found = [entry for entry in database.aliases(model) if alias in ("", entry.alias)]
             if as_json:
@@ -69,7 +73,12 @@ def command(
             if not found:
                 click.echo(f"{model} has no alias{f' {alias}' if alias else ''}")
             return
-    click.echo(json.dumps(answer) if as_json else words)
+    if as_json:
+        click.echo(json.dumps({**answer, "proposed": proposed}))
+        return
+    click.echo(words)
+    for name in proposed:
+        click.echo(f"a rollout of {name} is proposed: toque rollout start {name}")
 
 
 def _shown(version: int | None) -> str:

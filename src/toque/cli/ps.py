@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from toque.cli.admin_api import AdminApi, path_of, server_options, table
+from toque.cli.proposals import proposal_line
 
 
 @click.command()
@@ -54,7 +55,7 @@ def _row(view: Any) -> list[str]:
         view["status"],
         f"{view['ready']}/{view['target']}",
         f"{scaling['min_replicas']}..{scaling['max_replicas']}",
-        view["reason"],
+        "; ".join(part for part in (view["reason"], proposal_line(view)) if part),
     ]
 
 

@@ -43,6 +43,7 @@ def command(
     metrics, evaluations, data sets, base model. A version never changes; the same files again are no new one.
     """
     from toque.cli.progress_bar import progress_bar
+    from toque.cli.proposals import propose
     from toque.errors import RequestError
     from toque.registry.card import number
     from toque.registry.registry import Registry
@@ -72,6 +73,7 @@ def command(
             git_commit=git_commit,
             report=report,
         )
+        proposed = propose(registry, model, alias, done.version) if alias else []
     version = done.version
     if as_json:
         click.echo(
@@ -81,6 +83,8 @@ def command(
     what = "registered" if done.created else "already registered as"
     aliases = f" ({', '.join(f'{model}@{name}' for name in version.aliases)})" if version.aliases else ""
     click.echo(f"{what} {version.reference}{aliases}: {version.size / 1e6:.1f} MB, {version.digest[:12]}")
+    for name in proposed:
+        click.echo(f"a rollout of {name} is proposed: toque rollout start {name}")
     if version.problem:
         click.echo(f"note: Toque cannot run it yet: {version.problem}", err=True)
 

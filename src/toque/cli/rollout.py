@@ -8,6 +8,7 @@ import click
 
 from toque.cli.admin_api import (
     AdminApi,
+    brief,
     brief_rollout,
     path_of,
     server_options,
@@ -16,6 +17,7 @@ from toque.cli.admin_api import (
     wait_until,
 )
 from toque.cli.deploy import absolute
+from toque.cli.proposals import proposal_line
 
 _ENDS = ("done", "returned")
 
@@ -64,9 +66,17 @@ def start(
 @wait_options
 @server_options
 def status(name: str, wait: bool, timeout: float, url: str, key: str, as_json: bool) -> None:
-    """Show the rollout of NAME: the one that runs, or the last."""
+    """Show the rollout of NAME: the one that runs, or the last; and the one that is proposed."""
     api = AdminApi(url, key)
-    finish(api, api.get(path_of("rollouts", name)), wait, timeout, as_json)
+    deployment = api.get(path_of("deployments", name))
+    if proposed := proposal_line(deployment):
+        click.echo(f"proposed: {proposed}", err=as_json)
+    path = path_of("rollouts", name)
+    view = api.find(path) if proposed else api.get(path)
+    if view is None:
+        show(deployment["proposed"], as_json, brief(deployment))
+    else:
+        finish(api, view, wait, timeout, as_json)
 
 
 def _verb(verb: str, text: str) -> None:

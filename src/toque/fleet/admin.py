@@ -12,9 +12,20 @@ from msgspec.structs import replace
 
 from toque.errors import ConflictError, NotFoundError, StoreError, UnavailableError
 from toque.fleet import rollout as rollouts
-from toque.fleet.revisions import check, check_quiet, first_row, renewed, revision_of, roll, switch, unchanged
+from toque.fleet.revisions import (
+    check,
+    check_quiet,
+    first_row,
+    follows,
+    offered,
+    renewed,
+    revision_of,
+    roll,
+    switch,
+    unchanged,
+)
 from toque.fleet.spec import DeploymentSpec, RolloutPolicy
-from toque.fleet.store import DeploymentRow, EngineValues, FleetStore, ReplicaRow, Revision
+from toque.fleet.store import DeploymentRow, EngineValues, FleetStore, Proposal, ReplicaRow, Revision
 from toque.fleet.views import (
     DeploymentView,
     ReplicaView,
@@ -178,6 +189,22 @@ class FleetAdmin:
 
         await self._edit(name, edit)
         return await self.rollout(name)
+
+    async def propose(
+        self, model: str, alias: str, version: str = "", digest: str = "", by: str = ""
+    ) -> list[str]:
+        """``model@alias`` points to ``version`` (a label) now, or to nothing: the deployments that follow it and run
+        another one are offered a rollout. Their names."""
+
+        def edit(row: DeploymentRow) -> DeploymentRow:
+            if not follows(row, model, alias):  # any more
+                return row
+            proposal = Proposal(row.spec.model, version, digest, by, self._clock()) if digest else None
+            return offered(row, proposal)
+
+        rows, _, _ = await self._all()
+        names = sorted(name for name, row in rows.items() if follows(row, model, alias))
+        return [name for name in names if (await self._edit(name, edit)).proposed is not None]
 
     async def deployments(self) -> list[DeploymentView]:
         rows, replicas, tables = await self._all()

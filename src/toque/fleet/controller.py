@@ -35,7 +35,8 @@ class Controller:
     """Whoever holds the store's lease acts; the others stand by, and take over when it runs out.
 
     While the store is away the last state is served: nothing is started or stopped once the lease has run out.
-    `rounds` counts what was decided and written; ``on_tables`` hears every table that changed, in the event loop.
+    `rounds` counts what was decided and written; ``on_tables`` hears every table that changed, in the event loop,
+    and ``on_rows`` the deployments after each round of a leading controller.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Controller:
         memory_mb: int = 0,
         bounds: HangBounds | None = None,
         on_tables: Callable[[Mapping[str, RoutingTable]], None] = lambda tables: None,
+        on_rows: Callable[[Mapping[str, DeploymentRow]], None] = lambda rows: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         poll_s: float = POLL_S,
@@ -63,6 +65,7 @@ class Controller:
         self._holder = holder
         self._memory_mb = memory_mb
         self._on_tables = on_tables
+        self._on_rows = on_rows
         self._clock = clock
         self._monotonic = monotonic
         self._poll_s = poll_s
@@ -168,6 +171,7 @@ class Controller:
             self._tables = change.tables
             self._on_tables(change.tables)
         await self._act(decided, deployments, observed)
+        self._on_rows(decided.deployments)
         return True
 
     async def _run(self) -> None:

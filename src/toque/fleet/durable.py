@@ -17,6 +17,7 @@ from types import TracebackType
 from toque.errors import ConflictError
 from toque.fleet.admin import FleetAdmin, Resolve
 from toque.fleet.controller import LEASE_TTL_S, Controller
+from toque.fleet.following import Following
 from toque.fleet.health import HangBounds, SessionHealth
 from toque.fleet.launch import LEASE_S, Command, Launch, command_of
 from toque.fleet.placement.detached import DetachedPlacement
@@ -83,6 +84,8 @@ class DurableFleet:
         if self._control:
             folder = self._run_folder or default_run_folder(self._url)
             placement = DetachedPlacement(folder, self._log)
+            following = Following(self.admin.start_rollout)
+            self._stack.push_async_callback(following.close)
             self.controller = Controller(
                 store,
                 placement,
@@ -92,6 +95,7 @@ class DurableFleet:
                 memory_mb=self._memory_mb,
                 bounds=self._bounds,
                 on_tables=self.link.publish,
+                on_rows=following.look,
                 lease_ttl_s=self._lease_ttl_s,
             )
             self._stack.push_async_callback(placement.close)

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from toque.fleet.admin import FleetAdmin, Resolve
 from toque.fleet.controller import Controller
+from toque.fleet.following import Following
 from toque.fleet.health import HangBounds, SessionHealth
 from toque.fleet.launch import Command, Launch, command_of
 from toque.fleet.link import DirectLink
@@ -54,6 +55,7 @@ class LocalFleet:
         self.controller: Controller | None = None
         self.link = DirectLink(self._store, self._stir)
         self.admin = FleetAdmin(self._store, resolve, self._stir)
+        self._following = Following(self.admin.start_rollout)
 
     async def start(self) -> None:
         """Returns when the first replica processes have been started. RequestError for what cannot be deployed."""
@@ -70,6 +72,7 @@ class LocalFleet:
             memory_mb=self._memory_mb,
             bounds=self._bounds,
             on_tables=self.link.publish,
+            on_rows=self._following.look,
             poll_s=POLL_S,
         )
         self._stack.push_async_callback(self._placement.close, 0.0)
@@ -98,6 +101,7 @@ class LocalFleet:
 
     async def _end(self, controller: Controller) -> None:
         await controller.close()
+        await self._following.close()
         await controller.stop_replicas(self._grace_s)
         self.link.publish({})
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from toque.errors import ConflictError
+from toque.errors import ConflictError, RequestError
 from toque.fleet import rollout as rollouts
 from toque.fleet.memory import estimate_mb
 from toque.fleet.parse import parse_spec
 from toque.fleet.spec import DeploymentSpec, RolloutPolicy
-from toque.fleet.store import DeploymentRow, Revision
+from toque.fleet.store import DeploymentRow, Proposal, Revision
+from toque.registry.names import AliasRef, parse_reference
 
 
 def revision_of(pinned: Revision, spec: DeploymentSpec) -> Revision:
@@ -67,14 +68,42 @@ def roll(row: DeploymentRow, new: Revision, policy: RolloutPolicy, now: float) -
         return switch(row, new)
     number = 1 if row.rollout is None else row.rollout.number + 1
     rollout = rollouts.begin(number, row.current, new.key, policy, now)
-    return replace(row, revisions=_with(row, new), previous="", rollout=rollout)
+    proposed = _open(row, new)
+    return replace(row, revisions=_with(row, new), previous="", rollout=rollout, proposed=proposed)
 
 
 def switch(row: DeploymentRow, new: Revision) -> DeploymentRow:
     """Without any replicas there is nothing to roll out."""
     if new.key == row.current:
         return row
-    return replace(row, revisions=_with(row, new), previous=row.current, current=new.key)
+    proposed = _open(row, new)
+    return replace(row, revisions=_with(row, new), previous=row.current, current=new.key, proposed=proposed)
+
+
+def follows(row: DeploymentRow, model: str, alias: str) -> bool:
+    """Whether ``model@alias`` is what is deployed, in whichever spelling."""
+    try:
+        reference = parse_reference(row.spec.model)
+    except RequestError:  # a plain path
+        return False
+    return reference == AliasRef(model, alias) and not row.deleted
+
+
+def offered(row: DeploymentRow, proposal: Proposal | None) -> DeploymentRow:
+    """A rollout to another version than what runs, or is being rolled out, is proposed; None withdraws it."""
+    rolling = row.rollout is not None and row.rollout.running
+    now = row.revision(row.rollout.new if row.rollout is not None and rolling else row.current)
+    if proposal is not None and proposal.digest == now.digest:
+        proposal = None
+    return replace(row, proposed=proposal)
+
+
+def _open(row: DeploymentRow, new: Revision) -> Proposal | None:
+    """What stays proposed of a row, whose specification is the new one already, while ``new`` takes over."""
+    known = row.proposed
+    if known is None or known.digest == new.digest or known.reference != row.spec.model:
+        return None
+    return known
 
 
 def pruned(row: DeploymentRow, running: Iterable[str]) -> DeploymentRow:

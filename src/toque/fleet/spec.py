@@ -39,9 +39,11 @@ class ScalingPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RolloutPolicy(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a new version takes over. ``auto`` is surge where there is memory for two, else swap."""
+    """How a new version takes over. The strategy ``auto`` is surge where there is memory for two, else swap.
+    ``follow``: when the alias that is deployed moves, the rollout is proposed (``manual``), or begins (``auto``)."""
 
     strategy: Literal["auto", "surge", "canary", "swap"] = "auto"
+    follow: Literal["manual", "auto"] = "manual"
     max_surge: Annotated[int, Meta(ge=1, le=1000)] = 1
     steps: tuple[Share, ...] = (0.05, 0.25, 0.5)  # of a canary's share, before all of it
     step_s: Seconds = 60.0  # at least so long at each step

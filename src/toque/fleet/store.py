@@ -39,6 +39,17 @@ class Revision(Struct, frozen=True):
         return ServedVersion(self.key, path, self.digest, label, self.engine, self.state)
 
 
+class Proposal(Struct, frozen=True):
+    """The alias that a deployment follows (``reference``) points to another version (a label) now than the one that
+    runs. ``by`` whom it was moved, and when (``at``: seconds since the epoch)."""
+
+    reference: str
+    version: str
+    digest: str
+    by: str = ""
+    at: float = 0.0
+
+
 class DeploymentRow(Struct, frozen=True):
     """A deployment as it shall be (`spec`, `generation`, `stopped`) and as far as the controller has come.
 
@@ -61,6 +72,7 @@ class DeploymentRow(Struct, frozen=True):
     rollout: Rollout | None = None  # the running one, or the last
     used_at: float = 0.0  # when a request was last there, seconds since the epoch; coarse
     stamp: int = 0
+    proposed: Proposal | None = None
 
     def revision(self, key: str) -> Revision:
         return next(revision for revision in self.revisions if revision.key == key)

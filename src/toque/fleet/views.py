@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from toque.fleet.rollout import HOLDING, Phase, Rollout
 from toque.fleet.spec import DeploymentSpec
-from toque.fleet.store import DeploymentRow, ReplicaRow
+from toque.fleet.store import DeploymentRow, Proposal, ReplicaRow
 from toque.routing.base import ReplicaState, RoutingTable
 
 
@@ -55,7 +55,8 @@ class RolloutView(Struct, frozen=True):
 
 
 class DeploymentView(Struct, frozen=True):
-    """``status``: ready, starting, asleep, stopped, rolling out, deleting, or failed; ``reason`` says why."""
+    """``status``: ready, starting, asleep, stopped, rolling out, deleting, or failed; ``reason`` says why.
+    ``proposed``: the alias that is deployed has moved, and nobody has begun the rollout yet."""
 
     name: str
     status: str
@@ -71,6 +72,7 @@ class DeploymentView(Struct, frozen=True):
     shares: dict[str, float]  # by label
     rollout: RolloutView | None
     used_at: float
+    proposed: Proposal | None = None
 
 
 def replica_view(row: ReplicaRow, deployment: DeploymentRow | None) -> ReplicaView:
@@ -142,6 +144,7 @@ def deployment_view(
         shares={_label(row, key): share for key, share in shares.items()},
         rollout=None if row.rollout is None else rollout_view(row, row.rollout, own, table),
         used_at=row.used_at,
+        proposed=row.proposed,
     )
 
 

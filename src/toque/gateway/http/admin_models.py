@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from toque.errors import ModelNotFoundError, NotFoundError, RequestError
+from toque.errors import ModelNotFoundError, NotFoundError, RequestError, ToqueError
 from toque.gateway.gateway import Gateway
 from toque.gateway.http.admin_access import check_admin
 from toque.gateway.http.body import decode
@@ -80,12 +80,14 @@ class Aliases(Struct):
 
 
 class AliasDetails(Struct):
-    """``version`` is null once the alias was removed; ``events`` are its moves, oldest first."""
+    """``version`` is null once the alias was removed; ``events`` are its moves, oldest first. ``proposed``: after a
+    move, the deployments here that follow the alias and are offered a rollout."""
 
     model: str
     alias: str
     version: int | None
     events: list[AliasEvent]
+    proposed: list[str] = []
 
 
 class RegisterBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,6 +143,8 @@ async def register_version(exchange: Exchange, gateway: Gateway) -> None:
         body.source, body.model, parent=body.parent, alias=body.alias, tags=body.tags, actor=_actor(exchange)
     )
     _note(exchange, f"registered {done.version.reference}")
+    if body.alias:
+        await _offer(exchange, gateway, body.model, body.alias, done.version)
     await _answer(exchange, {"version": done.version, "created": done.created})
 
 
@@ -160,15 +164,7 @@ async def list_aliases(exchange: Exchange, gateway: Gateway) -> None:
 
 async def show_alias(exchange: Exchange, gateway: Gateway) -> None:
     """With every move that it has made."""
-    model, alias = _alias(exchange)
-
-    def details(registry: Registry) -> dict[str, Any]:
-        events = registry.database.alias_events(model, alias)
-        if not events:
-            raise NotFoundError(f"{model} has no alias {alias!a}", param="id")
-        return {"model": model, "alias": alias, "version": events[-1].version, "events": events}
-
-    await _answer(exchange, await _ask(exchange, gateway, details))
+    await _answer(exchange, await _ask(exchange, gateway, _details(*_alias(exchange))))
 
 
 async def move_alias(exchange: Exchange, gateway: Gateway) -> None:
@@ -178,15 +174,16 @@ async def move_alias(exchange: Exchange, gateway: Gateway) -> None:
     check_alias(alias)
     body = await _body(exchange, gateway, AliasBody)
     actor = _actor(exchange)
-    await _ask(
-        exchange,
-        gateway,
-        lambda registry: registry.database.move_alias(
-            model, alias, body.version, actor=actor, expected=body.expected
-        ),
-    )
-    _note(exchange, f"{model}@{alias} points to {model}/{body.version}")
-    await show_alias(exchange, gateway)
+
+    def move(registry: Registry) -> ModelVersion:
+        registry.database.move_alias(model, alias, body.version, actor=actor, expected=body.expected)
+        return registry.find(f"{model}/{body.version}")
+
+    version = await _ask(exchange, gateway, move)
+    _note(exchange, f"{model}@{alias} points to {version.reference}")
+    proposed = await _offer(exchange, gateway, model, alias, version)
+    details = await _ask(exchange, gateway, _details(model, alias))
+    await _answer(exchange, {**details, "proposed": proposed})
 
 
 async def remove_alias(exchange: Exchange, gateway: Gateway) -> None:
@@ -194,7 +191,32 @@ async def remove_alias(exchange: Exchange, gateway: Gateway) -> None:
     actor = _actor(exchange)
     await _ask(exchange, gateway, lambda registry: registry.database.remove_alias(model, alias, actor=actor))
     _note(exchange, f"{model}@{alias} removed")
+    await _offer(exchange, gateway, model, alias, None)
     await show_alias(exchange, gateway)
+
+
+def _details(model: str, alias: str) -> Callable[[Registry], dict[str, Any]]:
+    def details(registry: Registry) -> dict[str, Any]:
+        events = registry.database.alias_events(model, alias)
+        if not events:
+            raise NotFoundError(f"{model} has no alias {alias!a}", param="id")
+        return {"model": model, "alias": alias, "version": events[-1].version, "events": events}
+
+    return details
+
+
+async def _offer(
+    exchange: Exchange, gateway: Gateway, model: str, alias: str, version: ModelVersion | None
+) -> list[str]:
+    """The deployments here that are offered a rollout. The alias has moved by now, whatever becomes of this."""
+    if gateway.fleet is None:
+        return []
+    label, digest = ("", "") if version is None else (version.reference, version.digest)
+    try:
+        return await gateway.fleet.propose(model, alias, label, digest, _actor(exchange))
+    except ToqueError as error:
+        log.warning("registry: no rollout of %s@%s is proposed: %s", model, alias, error.message)
+        return []
 
 
 def _reader(exchange: Exchange, gateway: Gateway) -> RegistryReader:
