@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from toque.monitor.event_log import EventLog, find_trails
+from toque.monitor.ledger.ledger import Ledger
 from toque.monitor.trail import Trail, TrailKind
 
 
@@ -82,6 +83,65 @@ def test_what_was_kept_survives_the_death_of_the_process(tmp_path: Path) -> None
     assert again.find("cmpl-0007")
     again.stop()
     assert not (tmp_path / "events-1").exists()
+
+
+def test_an_open_trail_is_noted_as_it_grows_and_told_once(tmp_path: Path) -> None:
+    log = EventLog(tmp_path)
+    short, long = trail(1), Trail("cmpl-long", 5, client_id="mine")
+    long.note(0, TrailKind.ADMITTED)
+    log.open(short)
+    log.open(long)
+    log.note_open()
+    log.close(short)  # within a second: its end is all that is written
+    assert find_trails(tmp_path, "mine") == []
+    log.note_open()
+    assert [len(found.moments) for found in find_trails(tmp_path, "mine")] == [1]
+    size = log._journal.head
+    log.note_open()  # nothing is new
+    assert log._journal.head == size
+    long.note(7, TrailKind.ROUTED, note="m-0.1")
+    log.note_open()
+    assert [len(found.moments) for found in find_trails(tmp_path, "mine")] == [2]
+    long.note(8, TrailKind.FIRST_TOKEN)
+    assert log.find("mine") == [long]
+    long.note(9, TrailKind.CLOSED, note="ok 200")
+    log.close(long)
+    assert find_trails(tmp_path, "mine") == [long]
+    assert find_trails(tmp_path, "cmpl-0001") == [short]
+    log.stop()
+
+
+def test_a_request_that_dies_with_its_gateway_keeps_its_events_and_gets_an_end(tmp_path: Path) -> None:
+    code = """
+import os, sys; from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from toque.monitor.event_log import EventLog
+from toque.monitor.ledger.ledger import Ledger
+from toque.monitor.trail import Trail, TrailKind
+log, ledger = EventLog(Path(sys.argv[1])), Ledger(Path(sys.argv[1]))
+for name in ("cmpl-long", "cmpl-new"):
+    entry = ledger.open(name, endpoint="/v1/completions", model="m", client_id="mine")
+    trail = Trail(name, entry.record.opened_at, "mine", "", "/v1/completions", "m")
+    trail.note(0, TrailKind.ADMITTED)
+    log.open(trail)
+    if name == "cmpl-long":
+        log.note_open(); log.note_open()
+os.kill(os.getpid(), 9)
+"""
+    source = str(Path(__file__).resolve().parents[2] / "src")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), source], check=False)
+    assert done.returncode == -signal.SIGKILL
+    log = EventLog(tmp_path)
+    for _ in range(2):  # the second start finds nothing that is open
+        ledger = Ledger(tmp_path, on_died=log.died)
+        ledger.start()
+        assert ledger.flush()
+        ledger.close()
+        long, new = sorted(log.find("mine"), key=lambda found: found.request_id)
+        assert [moment.kind for moment in long.ordered()] == ["admitted", "closed"]
+        assert [moment.kind for moment in new.ordered()] == ["closed"]
+        assert "gateway_died" in long.moments[-1].note
+    log.stop()
 
 
 def test_a_damaged_record_hides_no_other(tmp_path: Path) -> None:

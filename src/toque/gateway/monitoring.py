@@ -62,6 +62,7 @@ def _open_ledger(gateway: Gateway, settings: Settings) -> Ledger:
         spend=Spend(kept.tenant_budgets(), kept.budgets_of_keys()),
         retention=kept.retention(),
         max_bytes=kept.max_journal_mb * 2**20,
+        on_died=None if gateway.event_log is None else gateway.event_log.died,
     )
     gateway.ledger = ledger
     registry = gateway.metrics.registry

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toque.monitor.ledger.journal import free_journal
+from toque.monitor.ledger.record import UsageRecord
 from toque.monitor.ledger.segment import HEADER, records, segment_path, segments
-from toque.monitor.trail import Trail, decode, encode
+from toque.monitor.trail import Trail, TrailKind, decode, encode
 
 log = logging.getLogger("toque.events")
 
 NAME = "events"
 SEGMENT_BYTES = 4 * 2**20
-TIDY_S = 2.0
+NOTE_S = 1.0
 _MOST_FOUND = 100
 
 
@@ -27,8 +28,8 @@ class EventLog:
     """Trails of one gateway process, and of those before it, in at most ``max_bytes``.
 
     `open`, and `close` of a trail, cost microseconds and may be called in the event loop. A trail that is open is
-    only in memory: a gateway that is killed takes it along (its row in the ledger stays). StoreError when the folder
-    cannot be written.
+    noted every second as far as it has come: a gateway that is killed takes what happened since along, and its
+    successor adds the end (`lost`). StoreError when the folder cannot be written.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class EventLog:
         self._segment_bytes = segment_bytes
         self._journal = free_journal(folder, NAME, segment_bytes=segment_bytes, max_bytes=max_bytes)
         self.open_trails: dict[str, Trail] = {}
+        self._noted: dict[str, int] = {}  # how many moments of an open trail are on disk
         self.lost = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._tidy_loop, name="toque-events", daemon=True)
@@ -53,10 +55,32 @@ class EventLog:
         if not self._journal.append(encode(trail)):
             self.lost += 1
 
+    def note_open(self) -> None:
+        """Keep what is new in the trails that are open. Those that a second sees begin and end cost nothing."""
+        noted, self._noted = self._noted, {}
+        for trail in list(self.open_trails.values()):
+            before, now = noted.get(trail.request_id), len(trail.moments)
+            if before is not None and now > before:
+                self._journal.append(encode(trail))
+            self._noted[trail.request_id] = 0 if before is None else now
+
+    def died(self, row: UsageRecord) -> None:
+        """An earlier process was killed with this request, whose row has just been closed for it."""
+        trail = Trail(row.request_id, row.opened_at, row.client_id, row.tenant, row.endpoint, row.model)
+        trail.note(
+            row.closed_at - row.opened_at,
+            TrailKind.CLOSED,
+            tokens=row.completion_tokens,
+            note=f"{row.outcome} ({row.error_code}), noticed at the gateway's next start",
+        )
+        self._journal.append(encode(trail))
+
     def find(self, wanted: str) -> list[Trail]:
         """Trails by the request's own id or its client's, open ones included, oldest first. Not for the event loop."""
         still_open = [trail for trail in list(self.open_trails.values()) if _is(trail, wanted)]
-        return find_trails(self._folder, wanted) + still_open
+        known = {trail.request_id for trail in still_open}
+        ended = [trail for trail in find_trails(self._folder, wanted) if trail.request_id not in known]
+        return ended + still_open
 
     def tidy(self) -> None:
         """Make room for what comes, by forgetting the oldest."""
@@ -72,8 +96,9 @@ class EventLog:
         self._journal.close()
 
     def _tidy_loop(self) -> None:
-        while not self._stop.wait(TIDY_S):
+        while not self._stop.wait(NOTE_S):
             try:
+                self.note_open()
                 self.tidy()
             except OSError as error:
                 log.error("the event log cannot be kept in order: %s", error)
@@ -81,8 +106,22 @@ class EventLog:
 
 def find_trails(folder: Path, wanted: str) -> list[Trail]:
     """What the event logs in ``folder`` have of a request, by its own id or its client's, oldest first."""
-    found = {(trail.request_id, trail.opened_at): trail for trail in _scan(folder, wanted)}
+    found: dict[tuple[str, int], Trail] = {}
+    for trail in _scan(folder, wanted):
+        name = (trail.request_id, trail.opened_at)
+        found[name] = _joined(found[name], trail) if name in found else trail
     return sorted(found.values(), key=lambda trail: trail.opened_at)[:_MOST_FOUND]
+
+
+def _joined(one: Trail, other: Trail) -> Trail:
+    """Two notes of one trail: the longer has all of the shorter, but for the end that a later process added."""
+    short, long = sorted((one, other), key=lambda trail: len(trail.moments))
+    long.moments += [
+        moment
+        for moment in short.moments
+        if moment.kind == TrailKind.CLOSED and all(m.kind != TrailKind.CLOSED for m in long.moments)
+    ]
+    return long
 
 
 def _scan(folder: Path, wanted: str) -> Iterator[Trail]:

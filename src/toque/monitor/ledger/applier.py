@@ -55,8 +55,11 @@ class Applier:
         spend: Spend | None = None,
         siblings: Callable[[], Iterable[tuple[Journal, str]]] = tuple,
         clock: Callable[[], float] = time.time,
+        on_died: Callable[[UsageRecord], None] | None = None,
     ) -> None:
-        """``siblings`` are journals that other, dead processes left behind, with the names of their gateways."""
+        """``siblings`` are journals that other, dead processes left behind, with the names of their gateways;
+        ``on_died`` is told each row that is closed because its process died."""
+        self._on_died = on_died
         self._siblings = siblings
         self._spend = spend
         self._next_spend = 0.0
@@ -195,6 +198,9 @@ class Applier:
                 record.finish_reason = "error"
                 record.error_code = "gateway_died"
             self._database.apply(orphans)
+            if self._on_died is not None:
+                for record in orphans:
+                    self._on_died(record)
             log.warning("%d requests were cut off when an earlier process died", len(orphans))
 
     def _sweep(self) -> None:

@@ -111,8 +111,10 @@ class Ledger:
         max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.time,
         open_database: Callable[[], Database] | None = None,
+        on_died: Callable[[UsageRecord], None] | None = None,
     ) -> None:
-        """``url`` defaults to SQLite in ``folder``. The threads begin with `start`."""
+        """``url`` defaults to SQLite in ``folder``. The threads begin with `start`; one of them calls ``on_died`` with
+        the closed row of each request that an earlier process was killed with."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.url = url or sqlite_url(folder / "ledger.db")
         self._journal = free_journal(folder, "journal", segment_bytes=segment_bytes, max_bytes=max_bytes)
@@ -141,6 +143,7 @@ class Ledger:
             clock=clock,
             spend=self.spend,
             siblings=lambda: _deserted(folder, self._journal.folder),
+            on_died=on_died,
         )
         self._syncer = threading.Thread(target=self._sync_loop, name="toque-ledger-sync", daemon=True)
 
