@@ -14,7 +14,7 @@ from pathlib import Path
 from toque.monitor.ledger.journal import free_journal
 from toque.monitor.ledger.record import UsageRecord
 from toque.monitor.ledger.segment import HEADER, records, segment_path, segments
-from toque.monitor.trail import Trail, TrailKind, decode, encode
+from toque.monitor.trail import Moment, Trail, TrailKind, decode, encode
 
 log = logging.getLogger("toque.events")
 
@@ -114,14 +114,15 @@ def find_trails(folder: Path, wanted: str) -> list[Trail]:
 
 
 def _joined(one: Trail, other: Trail) -> Trail:
-    """Two notes of one trail: the longer has all of the shorter, but for the end that a later process added."""
-    short, long = sorted((one, other), key=lambda trail: len(trail.moments))
-    long.moments += [
-        moment
-        for moment in short.moments
-        if moment.kind == TrailKind.CLOSED and all(m.kind != TrailKind.CLOSED for m in long.moments)
-    ]
-    return long
+    """Two notes of one trail: one has all that the other has, but for the end that a later process may have added."""
+
+    def ends(trail: Trail) -> list[Moment]:
+        return [moment for moment in trail.moments if moment.kind == TrailKind.CLOSED]
+
+    less, more = sorted((one, other), key=lambda trail: len(trail.moments) - len(ends(trail)))
+    if not ends(more):
+        more.moments += ends(less)
+    return more
 
 
 def _scan(folder: Path, wanted: str) -> Iterator[Trail]:
