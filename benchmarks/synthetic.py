@@ -77,7 +77,7 @@ def model_path(rows: ModelRows) -> Path:
     """The file or folder of a model, made if it is one that is made."""
     if not rows.made:
         given = Path(rows.file)
-        return given if given.exists() else MODELS / rows.file
+        return given.absolute() if given.exists() else MODELS / rows.file
     path = MADE / rows.made
     if not path.exists():
         print(f"making {rows.made} (once)", flush=True)
