@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,9 @@ import pytest
 import torch
 import transformers as hf
 
+from fixtures.folders import LLAMA, refused
 from fixtures.hf import hf_checkpoint, tiny
-from toque.errors import FormatError, ModelError, UnsupportedModelError
+from toque.errors import FormatError, UnsupportedModelError
 from toque.formats import dequantize, load_checkpoint
 from toque.formats.hf_config import model_config
 
@@ -140,25 +139,7 @@ def test_an_untied_model_without_a_head_is_refused(tmp_path: Path) -> None:
     refused(folder, field="lm_head.weight")
 
 
-def refused(folder: Path, *, field: str | None = None, error: type[ModelError] = FormatError) -> ModelError:
-    with pytest.raises(error) as caught:
-        load_checkpoint(folder)
-    if field is not None:
-        assert isinstance(caught.value, FormatError)
-        assert caught.value.field == field
-    return caught.value
-
-
 # --- config.json -----------------------------------------------------------------------------------------------
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 96,
-}
 
 
 @pytest.mark.parametrize(
@@ -419,85 +400,3 @@ def test_a_link_of_a_json_file_to_outside_is_refused(shards: Path, tmp_path: Pat
     shutil.move(shards / name, secret)
     (shards / name).symlink_to(secret)
     refused(shards, field=name)
-
-
-# --- safetensors headers ---------------------------------------------------------------------------------------
-
-
-def write_header(path: Path, header: object, data: bytes = b"", length: int | None = None) -> None:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
-
-
-def entry(dtype: object = "F32", shape: object = (2, 2), offsets: object = (0, 16)) -> dict[str, object]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-
-
-@pytest.mark.parametrize(
-    ("header", "data", "field"),
-    [
-        (b"[]", b"", "model.safetensors.header"),
-        (b"\xff\xff", b"", "model.safetensors.header"),
-        (b'{"a":' * 50_000, b"", "model.safetensors.header"),
-        (b'{"a": 1, "a": 2}', b"", "model.safetensors.header"),
-        ({"a": 5}, b"", "model.safetensors.header[a]"),
-        ({"a": entry(shape=[2, -2])}, bytes(16), "model.safetensors.header[a].shape"),
-        ({"a": entry(shape=[2, 2.0])}, bytes(16), "model.safetensors.header[a].shape"),
-        ({"a": entry(shape=[1] * 9)}, bytes(16), "model.safetensors.header[a].shape"),
-        ({"a": entry(shape=[2**33, 2**33])}, bytes(16), "model.safetensors.header[a].shape"),
-        ({"a": entry(shape=[2, 3])}, bytes(16), "model.safetensors.header[a].shape"),
-        ({"a": entry(offsets=[0, 17])}, bytes(16), "model.safetensors.header[a].data_offsets"),
-        ({"a": entry(offsets=[16, 0])}, bytes(16), "model.safetensors.header[a].data_offsets"),
-        ({"a": entry(offsets=[0, 2**60])}, bytes(16), "model.safetensors.header[a].data_offsets"),
-        ({"a": entry(offsets=[-16, 0])}, bytes(16), "model.safetensors.header[a].data_offsets"),
-        ({"a": entry(offsets=[0])}, bytes(16), "model.safetensors.header[a].data_offsets"),
-        ({"a": entry(), "b": entry(offsets=[8, 24])}, bytes(24), "model.safetensors.header[b].data_offsets"),
-        ({"a": entry(), "b": entry(offsets=[20, 36])}, bytes(36), "model.safetensors.header[b].data_offsets"),
-        ({"a": entry()}, bytes(17), "model.safetensors.header"),
-        ({}, bytes(1), "model.safetensors.header"),
-    ],
-)
-def test_a_damaged_header_names_the_field(tmp_path: Path, header: object, data: bytes, field: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    write_header(tmp_path / "model.safetensors", header, data)
-    refused(tmp_path, field=field)
-
-
-@pytest.mark.parametrize("length", [2**63, 2**64 - 1, 2**40, 3])
-def test_a_header_length_beyond_the_file(tmp_path: Path, length: int) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    write_header(tmp_path / "model.safetensors", {"a": entry()}, bytes(16), length)
-    refused(tmp_path)
-
-
-@pytest.mark.parametrize("dtype", ["F128", 3, None])
-def test_an_unknown_dtype_is_refused(tmp_path: Path, dtype: object) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    write_header(tmp_path / "model.safetensors", {"a": entry(dtype=dtype)}, bytes(16))
-    refused(tmp_path, error=UnsupportedModelError)
-
-
-def test_a_weight_of_another_dtype_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    write_header(tmp_path / "model.safetensors", {"model.norm.weight": entry("I32", [4])}, bytes(16))
-    assert "model.norm.weight" in refused(tmp_path, error=UnsupportedModelError).message
-
-
-def test_random_damage_never_ends_in_another_error(tmp_path: Path) -> None:
-    _, folder = saved(tmp_path / "model")
-    path = folder / "model.safetensors"
-    good = path.read_bytes()
-    end = 8 + int.from_bytes(good[:8], "little")
-    rng = random.Random(3)
-    loaded = 0
-    for _ in range(300):
-        mutated = bytearray(good)
-        for _ in range(rng.randint(1, 3)):
-            mutated[rng.randrange(end)] = rng.choice(b'0159-.,:[]{}" \x00\xff')
-        path.write_bytes(mutated)
-        try:
-            load_checkpoint(folder)
-            loaded += 1
-        except ModelError:
-            pass
-    assert loaded < 300
