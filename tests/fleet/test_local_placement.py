@@ -16,7 +16,7 @@ import pytest
 from toque.errors import EngineError
 from toque.fleet.placement import local
 from toque.fleet.placement.base import PARENT_PID, EventKind, Observed, ReplicaSpec
-from toque.fleet.placement.local import LocalPlacement, last_error, log_to_folder
+from toque.fleet.placement.local import LocalPlacement, last_error
 
 Lines = list[tuple[str, str]]
 
@@ -161,14 +161,6 @@ async def test_the_parents_pid_reaches_it_and_its_secrets_do_not(
     await placement.ensure(ReplicaSpec("a", 1, argv, "/nonexistent/socket", environment={"EXTRA": "yes"}))
     await ended(placement)
     assert lines == [("a", f"{os.getpid()} yes")]
-
-
-async def test_output_can_go_to_a_folder(tmp_path: Path) -> None:
-    placement = LocalPlacement(log_to_folder(tmp_path / "logs"))
-    await placement.ensure(spec("print('one'); print('two')"))
-    await ended(placement)
-    await placement.close(0)
-    assert (tmp_path / "logs" / "a.log").read_text() == "one\ntwo\n"
 
 
 async def test_capacity_is_this_machine(placement: LocalPlacement) -> None:

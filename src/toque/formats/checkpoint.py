@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,10 +88,6 @@ class TensorData:
             TensorData(f"{self.name}[{i}]", self.dtype, (rows, columns), self.raw[i * rows : (i + 1) * rows])
             for i in range(count)
         )
-
-
-class TokenizerSource(Protocol):
-    """Marker for what `toque.text.tokenizer.load_tokenizer` accepts: GGUF metadata or a folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import signal
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 
 from toque.engine.memory import available_bytes, total_bytes
 from toque.errors import EngineError
@@ -33,17 +32,6 @@ def log_to_stderr(replica_id: str, line: str) -> None:
         logger.log(level, "[%s] %s", replica_id, line, extra={"fields": {"replica": replica_id}})
     else:
         print(f"[{replica_id}] {line}", file=sys.stderr, flush=True)
-
-
-def log_to_folder(folder: Path) -> Log:
-    """Appends to ``<replica id>.log`` there; the folder is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def log(replica_id: str, line: str) -> None:
-        with (folder / f"{replica_id}.log").open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
-
-    return log
 
 
 class LocalPlacement:
