@@ -29,7 +29,9 @@ _STATES = {
 
 
 class Answer(Protocol):
-    """Where a request's outputs go. Nothing follows a finish reason or a failure."""
+    """Where a request's outputs go. Nothing follows a finish reason or a failure. ``started``: an output has come."""
+
+    started: bool
 
     def push(self, output: SequenceOutput) -> None: ...
 
@@ -82,14 +84,21 @@ class ClientCore:
         message = parse_server_message(payload)
         match message.WhichOneof("body"):
             case "step":
-                answers = self._answers
+                answers, going_on = self._answers, []
                 for handle, output in zip(*decode_step(message.step, self._request_ids), strict=True):
                     answer = answers.get(handle)
                     if answer is None:
                         continue  # aborted meanwhile
-                    answer.push(output)
+                    # Readers run in the order in which they are woken: a first token does not wait while the next
+                    # ones of everybody else are spelled out and sent.
+                    if answer.started:
+                        going_on.append((answer, output))
+                    else:
+                        answer.push(output)
                     if output.finish_reason is not None:
                         self._end(handle)
+                for answer, output in going_on:
+                    answer.push(output)
             case "stats":
                 self.stats = decode_stats(message.stats)
             case "error":
