@@ -349,23 +349,41 @@ def test_a_model_that_would_say_something_else(backend: str, tmp_path: Path) -> 
         assert json.loads(answers[f"json {temperature}"])["kind"] in ("a", "b")
 
 
-def test_a_replica_sorts_the_vocabulary_before_it_is_ready(
+def test_the_vocabulary_is_sorted_once_when_there_is_time_or_for_the_first_grammar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later it would hold up every stream: the library does not let go of the interpreter meanwhile."""
+    """Loading does not wait for it: a server would start later by what takes longest."""
     warmed: list[bool] = []
     original = Compiler._prepare
     monkeypatch.setattr(Compiler, "_prepare", lambda self: (warmed.append(True), original(self))[1])
     path = make_parrot(tmp_path, script(":", ["x"]))
     options = EngineOptions(backend="reference", kv_blocks=8, threads=1)
-    load_engine(path, options).close()
-    assert not warmed
-    engine = load_engine(path, options, warm_grammars=True)
-    assert warmed == [True]
-    engine.add(request("r", b"say:", GREEDY, grammar=GrammarSpec.choice(["yes"]).encode()))
-    assert text(drain(engine)["r"]) == "yes"
-    assert warmed == [True]
+    for early in (True, False):
+        warmed.clear()
+        engine = load_engine(path, options)
+        assert not warmed
+        if early and (thread := engine.warm_grammars()) is not None:
+            thread.join()
+            assert warmed == [True]
+        engine.add(request("r", b"say:", GREEDY, grammar=GrammarSpec.choice(["yes"]).encode()))
+        assert text(drain(engine)["r"]) == "yes"
+        assert warmed == [True]
+        engine.close()
+
+
+def test_a_closed_engine_does_not_begin_to_sort_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(compiler: Compiler) -> None:
+        pytest.fail("it was begun")
+
+    monkeypatch.setattr(Compiler, "_prepare", prepare)
+    path = make_parrot(tmp_path, script(":", ["x"]))
+    engine = load_engine(path, EngineOptions(backend="reference", kv_blocks=8, threads=1))
     engine.close()
+    thread = engine.warm_grammars()
+    assert thread is not None
+    thread.join()
 
 
 def test_a_mask_that_is_too_small_is_never_written_past_its_end() -> None:

@@ -215,3 +215,49 @@ def test_a_session_that_starts_while_the_state_changes_hears_of_it() -> None:
         replica.died("gone")
         greeting.join()
         assert [m for m in inbox.messages if m.HasField("description")][-1].description.state == pb.STATE_DEAD
+
+
+def test_what_can_wait_is_done_once_when_the_loop_has_rested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toque.replica.loop.REST_S", 0.01)
+    engine, done = FakeEngine(), threading.Event()
+    calls: list[bool] = []
+    running = Running(engine)
+    running.loop = StepLoop(
+        engine,
+        running.table,
+        running.replica.progress,
+        running.replica.publish,
+        at_rest=lambda: (calls.append(True), done.set()),
+    )
+    running.start()
+    assert done.wait(5)
+    for handle in (1, 2):
+        running.submit(handle, 1, 2, max_tokens=1)
+        running.wait(handle)
+    running.loop.drain(0)
+    running.thread.join(5)
+    assert not running.thread.is_alive()
+    assert calls == [True]
+
+
+def test_what_can_wait_does_not_come_before_a_request_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toque.replica.loop.REST_S", 0.0)
+    engine = FakeEngine()
+    order: list[str] = []
+    running = Running(engine)
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: (order.append("step"), step())[1])
+    running.loop = StepLoop(
+        engine,
+        running.table,
+        running.replica.progress,
+        running.replica.publish,
+        at_rest=lambda: order.append("rest"),
+    )
+    running.replica.ready(running.loop, pb.Model(architecture="fake"), 64)
+    running.submit(1, 1, 2, max_tokens=1)
+    running.thread.start()
+    running.wait(1)
+    running.loop.drain(0)
+    running.thread.join(5)
+    assert order[0] == "step"

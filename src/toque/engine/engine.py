@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -148,6 +149,10 @@ class Engine:
         """Raises GrammarError for what is no grammar, before a request is made of it. Any thread may call this."""
         if self._grammars is not None:
             self._grammars.check(grammar)
+
+    def warm_grammars(self) -> threading.Thread | None:
+        """Does what the first grammar would wait for, in a thread that is returned."""
+        return None if self._grammars is None else self._grammars.warm()
 
     def abort(self, request_id: str) -> None:
         """Stop a request; unknown ids are ignored. O(1): the next `step` frees what it holds, before computing."""

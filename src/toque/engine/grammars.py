@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from toque.errors import GrammarError
+from toque.errors import GrammarError, ToqueError
 
 if TYPE_CHECKING:
     from toque.engine.sequence import Sequence
@@ -51,13 +51,22 @@ class Grammars:
     takes long is slowed down by `prepared`, that is by the step loop, while it has something else to do.
     """
 
-    def __init__(self, compile: Callable[[str], Matcher]) -> None:
+    def __init__(self, compile: Callable[[str], Matcher], warm: Callable[[], None] = lambda: None) -> None:
+        """``warm`` does what the first `compile` would have to do before anything else."""
         self._compile = compile
+        self._warm = warm
+        self._closed = False
         self._asked: deque[tuple[Sequence, str]] = deque()
         self._threads: list[_Compiling] = []
         self._done: deque[tuple[Sequence, Matcher | Exception]] = deque()
         self._arrived = threading.Event()
         self.pending = 0  # given and not yet taken out
+
+    def warm(self) -> threading.Thread:
+        """Prepares for the first grammar, in a thread that is returned."""
+        thread = threading.Thread(target=self._prepare_first, name="toque-grammar")
+        thread.start()
+        return thread
 
     def check(self, grammar: str) -> None:
         """Compile it here and now: GrammarError for what is no grammar. Any thread may call this."""
@@ -86,7 +95,14 @@ class Grammars:
         self._arrived.clear()
 
     def close(self) -> None:
+        self._closed = True
         self._asked.clear()
+
+    def _prepare_first(self) -> None:
+        # A model without a usable tokenizer still serves token ids; a request with a grammar will say what is wrong.
+        with suppress(ToqueError):
+            if not self._closed:
+                self._warm()
 
     def _hire(self) -> None:
         """One thread more, where something waits and there may be one."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from toque.engine.engine import Engine
 from toque.engine.grammars import Grammars
 from toque.engine.memory import available_bytes
 from toque.engine.options import EngineOptions
-from toque.errors import ConfigError, ModelError, ToqueError, UnsupportedModelError
+from toque.errors import ConfigError, ModelError, UnsupportedModelError
 from toque.text.grammar.compiler import Compiler
 
 if TYPE_CHECKING:
@@ -26,14 +24,8 @@ _MAX_TOKENIZER_JSON = 256 << 20
 _UNUSED = 5  # GGUF token type of the padding at the end of a vocabulary
 
 
-def load_engine(
-    model: Path | str | Checkpoint, options: EngineOptions | None = None, *, warm_grammars: bool = False
-) -> Engine:
-    """Read, lower and size a model. Raises ModelError for files that cannot be used, ConfigError for bad settings.
-
-    ``warm_grammars``: sort the vocabulary for grammars meanwhile. Left to the first request that has a grammar, it
-    would hold up all others (the library keeps the GIL for 0.1 to 1.2 s, by the vocabulary's size).
-    """
+def load_engine(model: Path | str | Checkpoint, options: EngineOptions | None = None) -> Engine:
+    """Read, lower and size a model. Raises ModelError for files that cannot be used, ConfigError for bad settings."""
     from toque.backends import load_backend
     from toque.formats.checkpoint import Checkpoint
     from toque.graph.fuse import fuse
@@ -60,9 +52,6 @@ def load_engine(
     max_rows = max(options.max_sequences, SCORED_ROWS)
     valid = valid_vocab(checkpoint)
     grammars = Compiler(lambda: load_tokenizer(checkpoint), config.vocab_size)
-    warming = threading.Thread(target=_warm, args=(grammars,), name="toque-grammar", daemon=True)
-    if warm_grammars:
-        warming.start()
     executable = backend.lower(
         fuse(build_graph(replace(config, context_length=context), checkpoint.tensors.keys())),
         checkpoint,
@@ -95,19 +84,11 @@ def load_engine(
         max_rows=max_rows,
         valid_vocab=valid,
         identity=str(checkpoint.path),
-        grammars=Grammars(grammars.compile),
+        grammars=Grammars(grammars.compile, grammars.warm),
         speculator=make_speculator(speculation, draft, options, blocks=blocks) if speculation else None,
     )
-    if warm_grammars:
-        warming.join()
     engine.load_seconds = time.perf_counter() - began
     return engine
-
-
-def _warm(grammars: Compiler) -> None:
-    # A model without a usable tokenizer still serves token ids; a request with a grammar will say what is wrong.
-    with contextlib.suppress(ToqueError):
-        grammars.warm()
 
 
 def context_length(trained: int, options: EngineOptions) -> int:

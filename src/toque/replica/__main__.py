@@ -27,17 +27,23 @@ def load(model: Path, options: EngineOptions, digest: str, state: str = "") -> L
     check_state(model, state)
     # numpy's BLAS starts a thread per core as it is imported, which then spin beside the backend's own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from toque.engine.embedding import load_embedding_engine
-    from toque.engine.embedding_steps import EmbeddingSteps
-    from toque.engine.loader import load_engine
     from toque.formats import load_checkpoint
 
     checkpoint = load_checkpoint(model)
     engine: Engine | EmbeddingSteps
+    at_rest = None
     if checkpoint.config.pooling:
+        from toque.engine.embedding import load_embedding_engine
+        from toque.engine.embedding_steps import EmbeddingSteps
+
         engine = EmbeddingSteps(load_embedding_engine(checkpoint, options), options)
     else:
-        engine = load_engine(checkpoint, options, warm_grammars=True)
+        from toque.engine.loader import load_engine
+
+        engine = load_engine(checkpoint, options)
+        # Sorting the vocabulary holds up streams (the library keeps the GIL for 0.1 to 1 s, by the vocabulary's size),
+        # and takes longer than all else here: neither the start nor, if there is a quiet moment, a stream waits for it.
+        at_rest = engine.warm_grammars
     try:
         check_state(model, state)
     except ModelError:
@@ -54,6 +60,7 @@ def load(model: Path, options: EngineOptions, digest: str, state: str = "") -> L
             digest=digest,
         ),
         options.max_sequences,
+        at_rest,
     )
 
 

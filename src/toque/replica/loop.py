@@ -14,6 +14,7 @@ from toque.replica.requests import Command, Engine, RequestTable
 from toque.types import EngineStats
 
 STATS_INTERVAL_S = 0.1
+REST_S = 0.25  # with nothing to do for so long, the replica does what can wait
 MAX_FAILED_STEPS = 3
 
 
@@ -31,12 +32,16 @@ class StepLoop:
         progress: Progress,
         on_stats: Callable[[EngineStats], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        at_rest: Callable[[], object] | None = None,
     ) -> None:
+        """``at_rest`` is called once, when there has been nothing to do for `REST_S` for the first time."""
         self._engine = engine
         self._table = table
         self._progress = progress
         self._on_stats = on_stats
         self._clock = clock
+        self._at_rest = at_rest
         self._inbox: deque[Command] = deque()
         self._wake = threading.Event()
         self._drain_until: float | None = None
@@ -86,6 +91,9 @@ class StepLoop:
         self._progress.idle()
         self._stats_at = 0.0
         self._on_stats(self._engine.stats())
+        if self._at_rest is not None and not self._wake.wait(REST_S):
+            self._at_rest, at_rest = None, self._at_rest
+            at_rest()
         self._wake.wait()
         self._wake.clear()
 

@@ -43,9 +43,12 @@ class ReplicaOptions:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """``at_rest``: what is left to do once the engine has nothing else to do."""
+
     engine: Engine
     model: pb.Model
     max_sequences: int
+    at_rest: Callable[[], object] | None = None
 
 
 def run(options: ReplicaOptions, load: Callable[[], Loaded]) -> int:
@@ -176,7 +179,13 @@ class _EngineThread(threading.Thread):
         loaded = self._load()
         try:
             table = RequestTable(loaded.engine, max_requests=self._options.max_requests)
-            loop = StepLoop(loaded.engine, table, self._replica.progress, self._replica.publish)
+            loop = StepLoop(
+                loaded.engine,
+                table,
+                self._replica.progress,
+                self._replica.publish,
+                at_rest=loaded.at_rest,
+            )
             self._replica.ready(loop, loaded.model, loaded.max_sequences)
             print(f"ready after {time.perf_counter() - started:.2f} s", file=sys.stderr, flush=True)
             loop.run()

@@ -158,7 +158,9 @@ class Compiler:
         self._special = vocabulary.tags
         self._words = (len(vocabulary.tokens) + 31) // 32
         wrapped = TokenizerWrapper(vocabulary)
-        return LLTokenizer(wrapped, eos_token=vocabulary.eos, slices=LLTokenizer.json_slices())
+        # In two calls, since the library keeps the GIL for all of each: streams go on between them.
+        plain = LLTokenizer(wrapped, eos_token=vocabulary.eos, slices=[])
+        return plain.with_slices(LLTokenizer.json_slices())
 
 
 class _Vocabulary:
