@@ -24,7 +24,8 @@
     ├── CancelledError          the client left; nobody reads the answer: 499
     ├── ModelError              a model file or folder cannot be used: 422 over the admin API
     │   ├── FormatError             damaged or hostile file; names the field
-    │   └── UnsupportedModelError   well-formed, but not something Toque runs; names what is supported
+    │   ├── UnsupportedModelError   well-formed, but not something Toque runs; names what is supported
+    │   └── SignatureError          nobody who is trusted has signed it
     ├── ConfigError             a setting is unknown or out of range; names both
     ├── StoreError              the local model store cannot be written or is damaged: 500
     ├── DownloadError           a source did not deliver what was asked for: 502
@@ -186,6 +187,10 @@ class FormatError(ModelError):
 
 class UnsupportedModelError(ModelError):
     code = "unsupported_model"
+
+
+class SignatureError(ModelError):
+    code = "unsigned_model"
 
 
 class ConfigError(ToqueError):

@@ -18,6 +18,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "register": ("toque.cli.register", "command", "Make files the next version of a model."),
     "alias": ("toque.cli.alias", "command", "Point a name such as production to a version."),
     "lineage": ("toque.cli.lineage", "command", "Show what a version was made from, and how."),
+    "sign": ("toque.cli.sign", "command", "Sign a version with a key, or make one."),
+    "verify": ("toque.cli.verify", "command", "Check who has signed a version."),
     "gc": ("toque.cli.gc", "command", "Free files that nothing refers to."),
     "deploy": ("toque.cli.deploy", "command", "Serve a model on a running server, or change how."),
     "ps": ("toque.cli.ps", "command", "List a server's deployments and replicas."),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from toque.file_state import file_state
 from toque.fleet.store import Revision
-from toque.registry.settings import RegistrySettings
+from toque.registry.settings import RegistrySettings, from_environment
+from toque.registry.signing import check_path, check_signed
 
 
 def resolver(registry: RegistrySettings) -> Callable[[str], Awaitable[Revision]]:
@@ -24,7 +25,8 @@ def resolver(registry: RegistrySettings) -> Callable[[str], Awaitable[Revision]]
 async def resolve(reference: str) -> Revision:
     """Pins ``reference`` (a path, or a name that the registry knows) to what it means now, and brings its files here.
 
-    Raises what `registry.versions.resolve_version` does: ModelNotFoundError, RequestError, StoreError, DownloadError.
+    Raises what `registry.versions.resolve_version` does: ModelNotFoundError, RequestError, StoreError, DownloadError;
+    and SignatureError for what may not be served as it is.
     """
     return await asyncio.to_thread(_resolve, reference)
 
@@ -32,12 +34,15 @@ async def resolve(reference: str) -> Revision:
 def _resolve(reference: str, registry: RegistrySettings | None = None) -> Revision:
     path = Path(reference.removeprefix("file:")).expanduser()
     if path.exists():
+        check_path(registry or from_environment(), path)
         state = file_state(path)
         return Revision("", reference, str(path.absolute()), label=file_label(path, state), state=state)
     from toque.registry.store import Store
     from toque.registry.versions import resolve_version
 
-    version = resolve_version(reference, store=Store(registry=registry))
+    store = Store(registry=registry)
+    version = resolve_version(reference, store=store)
+    check_signed(store, version.reference)
     return Revision("", reference, str(version.path), version.digest, version.reference)
 
 

@@ -24,6 +24,7 @@ from toque.file_state import file_state
 from toque.fleet.spec import DeploymentSpec, ScalingPolicy
 from toque.gateway.listen import bind
 from toque.monitor.log_format import configure_logs
+from toque.registry.settings import from_environment
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -251,9 +252,12 @@ def resolve(
         name, separator, rest = reference, "", ""
     target = (rest if separator else reference).removeprefix("file:")
     path = Path(target).expanduser()
+    settings = registry or from_environment()
     if path.exists():
         from toque.fleet.resolve import file_label
+        from toque.registry.signing import check_path
 
+        check_path(settings, path)
         plain = path.name.removesuffix(".gguf")
         state = file_state(path)
         return ServedModel(
@@ -264,6 +268,10 @@ def resolve(
     store = Store(registry=registry)
     path = store.resolve(target, report)
     record = store.show(target)
+    if settings.require_signature:
+        from toque.registry.signing import check_signed
+
+        check_signed(store, record.name)
     return ServedModel(name if separator else target, path, record.digest, record.name, target)
 
 

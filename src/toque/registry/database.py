@@ -15,6 +15,7 @@ from sqlalchemy import Connection, String, Table, and_, func, insert, select, te
 
 from toque.errors import ConflictError, ModelNotFoundError
 from toque.registry.record import StoredFile
+from toque.registry.signing import Signature
 from toque.registry.tables import (
     alias_event,
     eval_result,
@@ -23,6 +24,7 @@ from toque.registry.tables import (
     model_alias,
     model_version,
     version_input,
+    version_signature,
 )
 from toque.registry.version import (
     NO_ORIGIN,
@@ -288,6 +290,28 @@ class RegistryDatabase(SqlDatabase):
             if connection.execute(_of(model_version, name, version)).first() is None:
                 raise ModelNotFoundError(f"there is no {name}/{version}", param="version")
             _add_evaluations(connection, name, version, results)
+
+    # --- who has signed them -------------------------------------------------------------------------------
+
+    def add_signature(self, name: str, version: int, signature: Signature, by: str) -> None:
+        """One for each key: a later one takes the place of an earlier. ModelNotFoundError without the version."""
+        table = version_signature
+        row = {"model": name, "version": version, "key": signature.key}
+        changes = {"value": signature.value, "signed_by": clean(by, 128), "at": microseconds()}
+        with self.write() as connection:
+            self._lock(connection, name)
+            if connection.execute(_of(model_version, name, version)).first() is None:
+                raise ModelNotFoundError(f"there is no {name}/{version}", param="version")
+            statement = self.insert(table).values(**row, **changes)
+            connection.execute(
+                statement.on_conflict_do_update(index_elements=["model", "version", "key"], set_=changes)
+            )
+
+    def signatures(self, name: str, version: int) -> list[Signature]:
+        """Oldest first. Whether they are valid, and whom they are by, is not known here."""
+        with self.read() as connection:
+            query = _of(version_signature, name, version).order_by("at")
+            return [Signature(**_without_key(row)) for row in connection.execute(query).mappings()]
 
     # --- the parts of a transaction ------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
     model ◀── model_version ◀── model_alias        alias_event: every move of an alias, append-only
                    ▲
                    ├── lineage        how it was made: 0..1
+                   ├── version_signature  who has signed it
                    ├── version_input  what it was made from
                    └── eval_result    how well it does; more may come at any time
 """
@@ -148,4 +149,16 @@ eval_result = Table(
     Column("source", Text, nullable=False),
     _of_version(),
     Index("eval_result_version", "model", "version"),
+)
+
+version_signature = Table(
+    "version_signature",
+    metadata,
+    _model(),
+    _version(),
+    Column("key", String(64), primary_key=True),  # the public key that verifies it
+    Column("value", String(96), nullable=False),
+    Column("signed_by", String(128), nullable=False),
+    Column("at", BigInteger, nullable=False),
+    _of_version(),
 )
