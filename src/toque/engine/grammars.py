@@ -153,13 +153,12 @@ class _Compiling(threading.Thread):
 
     def slow_down(self, after_s: float) -> None:
         """If the grammar at hand has taken so much CPU time, and the system can tell."""
-        with self._lock:  # it does not end meanwhile
+        with self._lock, suppress(OSError):  # it does not end meanwhile; a sandbox may forbid both calls
             if self.slowed or self._began is None or not self._clock:
                 return
             if time.clock_gettime(self._clock) - self._began > after_s:
                 self.slowed = True
-                with suppress(OSError):  # a sandbox may forbid it
-                    os.setpriority(os.PRIO_PROCESS, self.native_id or 0, _NICE)
+                os.setpriority(os.PRIO_PROCESS, self.native_id or 0, _NICE)
 
 
 def _catch_up(matcher: Matcher, sequence: Sequence) -> None:
