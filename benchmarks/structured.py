@@ -89,7 +89,7 @@ def main() -> None:
     args = parser.parse_args()
     checkpoint = load_checkpoint(args.model)
     prompt = load_tokenizer(checkpoint).encode(PROMPT, add_special=False)
-    engine = load_engine(checkpoint, EngineOptions(kv_blocks=512, threads=1), warm_grammars=True)
+    engine = load_engine(checkpoint, EngineOptions(kv_blocks=512, threads=1))
     grammar = GrammarSpec.json_schema(SCHEMA).encode()
     Timed.install()
     one_round(engine, prompt, args.batch, grammar, "warm")

@@ -91,8 +91,9 @@ class StepLoop:
         self._progress.idle()
         self._stats_at = 0.0
         self._on_stats(self._engine.stats())
-        if self._at_rest is not None and not self._wake.wait(REST_S):
-            self._at_rest, at_rest = None, self._at_rest
+        at_rest = self._at_rest
+        if at_rest is not None and not self._wake.wait(REST_S):
+            self._at_rest = None
             at_rest()
         self._wake.wait()
         self._wake.clear()
