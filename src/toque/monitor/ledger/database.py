@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ SCHEMA = Schema(
     durable=False,  # the journal is what survives a power cut
 )
 _EVENT_COLUMNS = tuple(column.name for column in usage_event.columns)
+_event_values = attrgetter(*_EVENT_COLUMNS)
 _TEXTS = tuple((c.name, c.type.length or 0) for c in usage_event.columns if isinstance(c.type, String))
 
 
@@ -185,10 +187,11 @@ def _rows(connection: Connection, query: Any) -> list[dict[str, Any]]:
 
 
 def _row(record: UsageRecord) -> Mapping[str, Any]:
-    row = {name: getattr(record, name) for name in _EVENT_COLUMNS}
+    row = dict(zip(_EVENT_COLUMNS, _event_values(record), strict=True))
     for name, length in _TEXTS:
-        if len(row[name]) > length or "\0" in row[name]:
-            row[name] = row[name].replace("\0", "")[:length]
+        text = row[name]
+        if len(text) > length or "\0" in text:
+            row[name] = text.replace("\0", "")[:length]
     return row
 
 

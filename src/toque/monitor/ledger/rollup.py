@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import add, itemgetter
 from typing import Any
 
 from toque.monitor.ledger.record import UsageRecord
 from toque.monitor.ledger.tables import MEASURES
 
+_measures = itemgetter(*MEASURES)
 # In the order of tables.GROUPS and tables.MEASURES; a test holds them together.
 Group = tuple[int, str, str, str, str, str]
 
@@ -64,14 +66,10 @@ def fold(records: Iterable[UsageRecord], seconds: int) -> list[dict[str, Any]]:
 
 def coarser(rows: Iterable[dict[str, Any]], seconds: int, groups: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a roll-up with longer periods or fewer groups, from those of a finer one."""
-    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    sums: dict[tuple[Any, ...], tuple[int, ...]] = {}
     for row in rows:
-        bucket = row["bucket"] // seconds * seconds
-        key = (bucket, *(row[group] for group in groups))
-        known = sums.get(key)
-        if known is None:
-            sums[key] = dict(zip(("bucket", *groups), key, strict=True)) | {m: row[m] for m in MEASURES}
-        else:
-            for measure in MEASURES:
-                known[measure] += row[measure]
-    return [sums[key] for key in sorted(sums)]
+        key = (row["bucket"] // seconds * seconds, *[row[group] for group in groups])
+        values, known = _measures(row), sums.get(key)
+        sums[key] = values if known is None else tuple(map(add, known, values))
+    names = ("bucket", *groups, *MEASURES)
+    return [dict(zip(names, (*key, *sums[key]), strict=True)) for key in sorted(sums)]
