@@ -107,9 +107,10 @@ At load, for models in F32, F16 or BF16 (`toque serve`, `run`, `eval`, `plan`; `
 {table(("", "linear layers", "embeddings and output matrix"), load)}
 
 Norms, biases and the routers of experts are kept. `toque quantize IN OUT --scheme ...` writes a file that other
-engines load: a GGUF file ({", ".join(GGUF_RECIPES)}) from a GGUF file or from a folder
-({", ".join(EXPORTED)} with a byte-level tokenizer), or from a folder a folder in compressed-tensors layout
-({", ".join(FOLDER_SCHEMES)}).
+engines load: a GGUF file ({", ".join(GGUF_RECIPES)}) from a GGUF file or from a folder, or from a folder
+a folder in compressed-tensors layout ({", ".join(FOLDER_SCHEMES)}). A folder becomes a GGUF file where it is of
+{", ".join(EXPORTED)}, has a BPE tokenizer (of bytes, or
+SentencePiece's) and says nothing that a GGUF file of its family cannot state; llama.cpp gives the same logits for them.
 
 `toque eval MODEL --reference` measures what a format loses, `toque plan MODEL` what it will take.
 """

@@ -386,6 +386,6 @@ def test_a_folder_becomes_a_gguf_file(family: str, tmp_path: Path) -> None:
 
 def test_a_folder_that_gguf_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
     tiny(hf.MistralForCausalLM, hf.MistralConfig, sliding_window=24).save_pretrained(tmp_path / "plain")
-    with pytest.raises(UnsupportedModelError, match="llama with sliding_window is not written to GGUF"):
+    with pytest.raises(UnsupportedModelError, match="a llama model cannot state its sliding_window,"):
         quantize_model(tmp_path / "plain", tmp_path / "small.gguf", "q8_0")
     assert not (tmp_path / "small.gguf").exists()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 from strings import texts
 
+from toque.errors import UnsupportedModelError
+from toque.text.gguf_export import gguf_tokenizer
 from toque.text.gguf_tokenizer import tokenizer_from_gguf
 from toque.text.spm_merges import merges_by_score
 from toque.text.tokenizer import Tokenizer
@@ -97,6 +101,36 @@ def test_every_text_comes_back(tokenizer: Tokenizer) -> None:
         if not any(map(tokenizer.is_special, ids)):
             # ▁ itself is a space to SentencePiece.
             assert tokenizer.decode(ids) == text.replace("\u2581", " ")
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_folder_of_that_vocabulary_becomes_gguf_again(trained: Any, prefix: bool, tmp_path: Path) -> None:
+    """The scores are another numbering of the same order."""
+    metadata = metadata_of(trained) | {"tokenizer.ggml.add_space_prefix": prefix}
+    source = tokenizer_from_gguf(metadata)
+    source._backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    count = trained.get_piece_size()
+    written = {key: value for key, (_, value) in gguf_tokenizer(tmp_path, count + 3).items()}
+    assert written["tokenizer.ggml.model"] == "llama"
+    assert written["tokenizer.ggml.token_type"][:count].tolist() == metadata["tokenizer.ggml.token_type"]
+    assert written["tokenizer.ggml.token_type"][count:].tolist() == [5, 5, 5]
+    again = tokenizer_from_gguf(written)
+    assert again.add_bos
+    for text in texts(1000, seed=9):
+        assert again.encode(text, add_special=True) == source.encode(text, add_special=True)
+
+
+def test_merges_that_no_scores_give_are_refused(trained: Any, tmp_path: Path) -> None:
+    tokenizer_from_gguf(metadata_of(trained))._backend.save(str(tmp_path / "tokenizer.json"))
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    described["model"]["merges"] = described["model"]["merges"][
+        ::7
+    ]  # most pieces are made by nothing any more
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UnsupportedModelError, match="would encode otherwise"):
+        gguf_tokenizer(tmp_path, trained.get_piece_size())
 
 
 def test_without_a_prefix_space(trained: Any) -> None:

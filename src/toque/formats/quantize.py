@@ -91,11 +91,12 @@ def as_type(tensor: TensorData, kind: str) -> TensorData:
     dtype = _stored_type(kind)
 
     def convert(first: int, last: int) -> Bytes:
-        piece = TensorData(tensor.name, tensor.dtype, (last - first, columns), tensor.raw[first:last])
+        shape, raw = (last - first, columns), tensor.raw[first:last]
+        piece = TensorData(tensor.name, tensor.dtype, shape, raw, column_order=tensor.column_order)
         return encode(dequantize(piece), tensor.name)
 
     rows = ConvertedRows(tensor.raw.shape[0], BY_NAME[dtype].row_bytes(columns), convert)
-    return replace(tensor, dtype=dtype, raw=rows)
+    return replace(tensor, dtype=dtype, raw=rows, column_order=None)
 
 
 def _stored_type(kind: str) -> str:
