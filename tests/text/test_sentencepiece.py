@@ -139,7 +139,9 @@ def test_without_a_prefix_space(trained: Any) -> None:
     assert tokenizer.decode(tokenizer.encode(" the", add_special=False)) == " the"
 
 
-def test_merges_equal_a_plain_search() -> None:
+@pytest.mark.parametrize("slot_bits", [22, 2])  # with four slots, every look-up meets several words
+def test_merges_equal_a_plain_search(slot_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toque.text.spm_merges._SLOT_BITS", slot_bits)
     chance = random.Random(1)
     for _ in range(50):
         pieces = list({"".join(chance.choice("ab▁") for _ in range(chance.randint(1, 6))) for _ in range(40)})

@@ -88,7 +88,7 @@ def revoke(id: str, file: Path | None) -> None:
 
 def _open(file: Path | None) -> KeyFile:
     from toque.gateway.key_file import NAME, KeyFile
-    from toque.registry.store import default_home
+    from toque.registry.home import default_home
 
     return KeyFile(default_home() / NAME if file is None else file)
 

@@ -24,7 +24,7 @@ def command(request_id: str, config: Path | None, as_json: bool) -> None:
     from toque.errors import NotFoundError
     from toque.monitor.event_log import find_trails
     from toque.monitor.timeline import moments, tell
-    from toque.registry.store import default_home
+    from toque.registry.home import default_home
 
     settings = load_settings(file=config).ledger
     folder = settings.place(default_home())

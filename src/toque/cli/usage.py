@@ -93,7 +93,7 @@ def open_ledger(config: Path | None) -> Iterator[tuple[Database, LedgerSettings]
     from toque.config import load_settings
     from toque.errors import NotFoundError
     from toque.monitor.ledger.database import Database
-    from toque.registry.store import default_home
+    from toque.registry.home import default_home
 
     settings = load_settings(file=config).ledger
     home = default_home()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from toque.registry.store import default_home
+from toque.registry.home import default_home
 
 if TYPE_CHECKING:
     from toque.config import Settings
@@ -25,12 +25,16 @@ class Monitoring:
     ledger: Ledger | None
 
     def start(self) -> None:
-        from toque.monitor.devices import DeviceCollector, nvml
-
+        """What the first requests need at once. `start_devices` may follow when they have been answered."""
         if self.ledger is not None:
             self.ledger.start()
         if self.gateway.answers is not None:
             self.gateway.answers.start()
+
+    def start_devices(self) -> None:
+        """Blocks for 25 ms, to import what asks the driver."""
+        from toque.monitor.devices import DeviceCollector, nvml
+
         library = nvml()
         if library is not None:
             self.gateway.metrics.registry.register(DeviceCollector(library))

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from toque.registry.settings import RegistrySettings
 
 LOAD_S = 600.0
+DEVICES_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def registered_fleet(models: Sequence[ServedModel], settings: Settings, control:
     """The fleet of the registry's database, with what the settings and the command line deploy in it."""
     from toque.fleet.durable import DurableFleet
     from toque.fleet.resolve import resolver
-    from toque.registry.store import default_home
+    from toque.registry.home import default_home
 
     return DurableFleet(
         settings.registry.database_url(default_home()),
@@ -196,6 +197,9 @@ async def _serve(
                 address = listener.getsockname()[1]
                 print(greeting(_shown(gateway), settings, address, time.perf_counter() - started), flush=True)
                 monitoring.start()  # only now: the database's packages take half a second to import
+                # Whoever waited for the model comes first.
+                later = asyncio.get_running_loop().call_later(DEVICES_S, monitoring.start_devices)
+                stack.callback(later.cancel)
             await serving
         finally:
             if not serving.done():
@@ -280,7 +284,7 @@ def with_keys_file(settings: Settings) -> Settings:
     if settings.auth.keys_file:
         return settings
     from toque.gateway.key_file import NAME
-    from toque.registry.store import default_home
+    from toque.registry.home import default_home
 
     file = default_home() / NAME
     return replace(settings, auth=replace(settings.auth, keys_file=str(file)))

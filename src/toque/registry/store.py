@@ -29,6 +29,7 @@ from toque.errors import FormatError, ModelNotFoundError, RequestError, StoreErr
 from toque.registry import catalog as catalogs
 from toque.registry.catalog import CatalogEntry
 from toque.registry.download import disk
+from toque.registry.home import default_home
 from toque.registry.intake import entrance, take_in
 from toque.registry.locks import locked
 from toque.registry.names import AliasRef, CatalogRef, VersionRef, check_name, parse_reference
@@ -38,12 +39,6 @@ from toque.registry.settings import RegistrySettings, from_environment
 from toque.registry.sources.base import Fetched, plain
 
 log = logging.getLogger("toque.registry")
-
-
-def default_home() -> Path:
-    """``TOQUE_HOME``, or the user's data folder."""
-    home = os.environ.get("TOQUE_HOME")
-    return Path(home).expanduser() if home else Path.home() / ".local" / "share" / "toque"
 
 
 class Store:

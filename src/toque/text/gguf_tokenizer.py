@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toque.errors import FormatError, UnsupportedModelError
+from toque.formats.strings import StringArray
 from toque.text.byte_alphabet import SPACE, ByteCoding, coverage
 from toque.text.end_tokens import turn_end_ids
 from toque.text.pre_tokenizers import Splitting, splitting_of
@@ -242,6 +243,8 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     values = metadata.get(_KEY + key)
     if values is None:
         raise FormatError("missing", field=_KEY + key)
+    if isinstance(values, StringArray):
+        return values.strings()
     strings = list(values)
     if not set(map(type, strings)) <= {str}:
         raise FormatError("must be an array of strings", field=_KEY + key)
