@@ -1,11 +1,12 @@
 // The integer heart of a linear: dot products of 16 rows x `Group` k with T tokens.
 //
-//   group_dot<F, Unpacked, T, G>(codes, a, emit)
+//   group_dot<F, From, T, G>(codes, kept, a, emit)
 //
-// `codes` is a block of weights (32 k; packed, or unpacked by unpack_block), `a` the block's activations [8
+// `codes` is a block of weights (32 k) in the form that From says, `a` the block's activations [8
 // quads][T][4], G the group within the block (always 0 unless a group is 16 k). Calls emit(t, i32x16) once
 // for every token with the exact integer sum of code * activation over the group. Being exact, it may be
-// computed in any order and still give the same bits.
+// computed in any order and still give the same bits. kKeep writes the group's part of the unpacked block to
+// `kept`.
 #pragma once
 
 #include "act.h"
@@ -13,6 +14,10 @@
 #include "unpack.h"
 
 namespace toque::TOQUE_ISA {
+
+// What a kernel reads: weights as they are packed, the same to be written down unpacked for other token
+// tiles, or what was so written.
+enum class Source { kPacked, kKeep, kUnpacked };
 
 #if defined(TOQUE_SIMD_AVX2)
 
@@ -30,28 +35,15 @@ namespace toque::TOQUE_ISA {
 // place. The budget is 16 registers: T <= 6 tokens x 2 halves of 8 rows + 2 weights + 1 broadcast + 1 product
 // = 16.
 
-// Where a block's quads come from: packed (`Unpacked` false), or from bytes that unpack_block wrote.
-// Unpacking costs three operations per 16 rows x 8 k, as much as half a token's worth of arithmetic; when
-// more than one token tile follows, it is done once per weight tile, into L1, instead of once per token tile.
+// Unpacking costs three operations per 16 rows x 8 k, as much as half a token's worth of arithmetic. When
+// more than one token tile follows, it is done once per weight tile: the first token tile's kernel writes
+// down what it unpacks (Source::kKeep), where its stores hide behind its arithmetic, and the others read
+// that.
 constexpr bool kUnpackAhead = true;
 
 // Bytes of one unpacked block, 32 k x 16 rows: eight quads, for 8-bit codes as two planes each.
 TOQUE_CONSTEXPR size_t unpacked_bytes(Format format) {
   return format_shape(format).code_bits == 8 ? 1024 : 512;
-}
-
-template <Format F, int J = 0>
-TOQUE_INLINE void unpack_block(const uint8_t* codes, uint8_t* out) {
-  if constexpr (J < 8) {
-    u8x64 w = unpack_quad<F, J>(codes);
-    if constexpr (format_shape(F).code_bits == 8) {
-      store_bytes(out + 128 * J, w & broadcast_byte(15));
-      store_bytes(out + 128 * J + 64, shift_words<-4>(w) & broadcast_byte(15));
-    } else {
-      store_bytes(out + 64 * J, w);
-    }
-    unpack_block<F, J + 1>(codes, out);
-  }
 }
 
 // A constant that stays in memory: every register that the compiler hoists one into is one that the sums
@@ -66,6 +58,9 @@ TOQUE_INLINE const __m256i* in_memory(const int16_t* constant) {
 
 // Keeps the compiler from moving loads and stores across, which would only lengthen the lives of registers.
 TOQUE_INLINE void memory_fence() { __asm__ volatile("" ::: "memory"); }
+
+// What was stored there is loaded from there.
+TOQUE_INLINE void into_memory(const float* stored) { __asm__ volatile("" : : "r"(stored) : "memory"); }
 
 TOQUE_INLINE __m256i broadcast_quad(const int8_t* a, int index) {
   int32_t quad;
@@ -87,14 +82,16 @@ TOQUE_INLINE void accumulate(__m256i& sum, __m256i weights, __m256i activations)
 }
 
 // sums[t] (16-bit lanes) over quads Begin..End-1, all 16 rows.
-template <Format F, bool Unpacked, int T, int Begin, int End, int J = Begin>
-TOQUE_INLINE void sum_quads(const uint8_t* codes, const int8_t* a, __m256i (&low)[T], __m256i (&high)[T]) {
+template <Format F, Source From, int T, int Begin, int End, int J = Begin>
+TOQUE_INLINE void sum_quads(const uint8_t* codes, uint8_t* kept, const int8_t* a, __m256i (&low)[T],
+                            __m256i (&high)[T]) {
   if constexpr (J < End) {
     u8x64 w;
-    if constexpr (Unpacked) {
+    if constexpr (From == Source::kUnpacked) {
       w = load_bytes(codes + 64 * J);
     } else {
       w = unpack_quad<F, J>(codes);
+      if constexpr (From == Source::kKeep) store_bytes(kept + 64 * J, w);
     }
     TOQUE_UNROLL
     for (int t = 0; t < T; ++t) {
@@ -102,55 +99,57 @@ TOQUE_INLINE void sum_quads(const uint8_t* codes, const int8_t* a, __m256i (&low
       accumulate<J == Begin>(low[t], w.lo, x);
       accumulate<J == Begin>(high[t], w.hi, x);
     }
-    sum_quads<F, Unpacked, T, Begin, End, J + 1>(codes, a, low, high);
+    sum_quads<F, From, T, Begin, End, J + 1>(codes, kept, a, low, high);
   }
 }
 
 // All quads of the group fit one 16-bit sum.
-template <Format F, bool Unpacked, int T, int Begin, int End, typename Emit>
-TOQUE_INLINE void group_dot_once(const uint8_t* codes, const int8_t* a, Emit&& emit) {
+template <Format F, Source From, int T, int Begin, int End, typename Emit>
+TOQUE_INLINE void group_dot_once(const uint8_t* codes, uint8_t* kept, const int8_t* a, Emit&& emit) {
   __m256i low[T], high[T];
-  sum_quads<F, Unpacked, T, Begin, End>(codes, a, low, high);
+  sum_quads<F, From, T, Begin, End>(codes, kept, a, low, high);
   memory_fence();
-  const __m256i* ones = in_memory(kOnes);
+  const __m256i ones = _mm256_load_si256(in_memory(kOnes));
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) {
-    emit(t, i32x16{_mm256_madd_epi16(low[t], *ones), _mm256_madd_epi16(high[t], *ones)});
+    emit(t, i32x16{_mm256_madd_epi16(low[t], ones), _mm256_madd_epi16(high[t], ones)});
   }
   memory_fence();
 }
 
 // Half of the group's quads do: the first half waits, widened, in memory, for there are no registers left.
-template <Format F, bool Unpacked, int T, int Begin, int End, typename Emit>
-TOQUE_INLINE void group_dot_twice(const uint8_t* codes, const int8_t* a, Emit&& emit) {
+template <Format F, Source From, int T, int Begin, int End, typename Emit>
+TOQUE_INLINE void group_dot_twice(const uint8_t* codes, uint8_t* kept, const int8_t* a, Emit&& emit) {
   constexpr int kMiddle = (Begin + End) / 2;
-  const __m256i* ones = in_memory(kOnes);
   __m256i low[T], high[T];
   alignas(32) __m256i first[2 * T];
-  sum_quads<F, Unpacked, T, Begin, kMiddle>(codes, a, low, high);
+  sum_quads<F, From, T, Begin, kMiddle>(codes, kept, a, low, high);
+  memory_fence();
+  __m256i ones = _mm256_load_si256(in_memory(kOnes));
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) {
-    first[2 * t] = _mm256_madd_epi16(low[t], *ones);
-    first[2 * t + 1] = _mm256_madd_epi16(high[t], *ones);
+    first[2 * t] = _mm256_madd_epi16(low[t], ones);
+    first[2 * t + 1] = _mm256_madd_epi16(high[t], ones);
   }
   __asm__("" : "+m"(first));
-  sum_quads<F, Unpacked, T, kMiddle, End>(codes, a, low, high);
+  sum_quads<F, From, T, kMiddle, End>(codes, kept, a, low, high);
   memory_fence();
-  ones = in_memory(kOnes);
+  ones = _mm256_load_si256(in_memory(kOnes));
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) {
-    emit(t, i32x16{_mm256_add_epi32(first[2 * t], _mm256_madd_epi16(low[t], *ones)),
-                   _mm256_add_epi32(first[2 * t + 1], _mm256_madd_epi16(high[t], *ones))});
+    emit(t, i32x16{_mm256_add_epi32(first[2 * t], _mm256_madd_epi16(low[t], ones)),
+                   _mm256_add_epi32(first[2 * t + 1], _mm256_madd_epi16(high[t], ones))});
   }
   memory_fence();
 }
 
 // Eight rows (Half 0 or 1) x 32 k of 8-bit codes as two nibble planes.
-template <Format F, bool Unpacked, int T, int Half, int J = 0>
-TOQUE_INLINE void sum_nibbles(const uint8_t* codes, const int8_t* a, __m256i (&low)[T], __m256i (&high)[T]) {
+template <Format F, Source From, int T, int Half, int J = 0>
+TOQUE_INLINE void sum_nibbles(const uint8_t* codes, uint8_t* kept, const int8_t* a, __m256i (&low)[T],
+                              __m256i (&high)[T]) {
   if constexpr (J < 8) {
     __m256i w_low, w_high;
-    if constexpr (Unpacked) {
+    if constexpr (From == Source::kUnpacked) {
       w_low = load_half(codes + 128 * J + 32 * Half);
       w_high = load_half(codes + 128 * J + 64 + 32 * Half);
     } else if constexpr (has_table(F)) {
@@ -167,20 +166,24 @@ TOQUE_INLINE void sum_nibbles(const uint8_t* codes, const int8_t* a, __m256i (&l
       w_low = _mm256_and_si256(w, nibble);
       w_high = _mm256_and_si256(_mm256_srli_epi16(w, 4), nibble);
     }
+    if constexpr (From == Source::kKeep) {
+      _mm256_storeu_si256((__m256i*)(kept + 128 * J + 32 * Half), w_low);
+      _mm256_storeu_si256((__m256i*)(kept + 128 * J + 64 + 32 * Half), w_high);
+    }
     TOQUE_UNROLL
     for (int t = 0; t < T; ++t) {
       __m256i x = broadcast_quad(a, J * T + t);
       accumulate<J == 0>(low[t], w_low, x);
       accumulate<J == 0>(high[t], w_high, x);
     }
-    sum_nibbles<F, Unpacked, T, Half, J + 1>(codes, a, low, high);
+    sum_nibbles<F, From, T, Half, J + 1>(codes, kept, a, low, high);
   }
 }
 
-template <Format F, bool Unpacked, int T, int Half>
-TOQUE_INLINE void half_dot_8bit(const uint8_t* codes, const int8_t* a, __m256i* sum) {
+template <Format F, Source From, int T, int Half>
+TOQUE_INLINE void half_dot_8bit(const uint8_t* codes, uint8_t* kept, const int8_t* a, __m256i* sum) {
   __m256i low[T], high[T];
-  sum_nibbles<F, Unpacked, T, Half>(codes, a, low, high);
+  sum_nibbles<F, From, T, Half>(codes, kept, a, low, high);
   memory_fence();
   const __m256i *ones = in_memory(kOnes), *sixteens = in_memory(kSixteens);
   TOQUE_UNROLL
@@ -190,12 +193,12 @@ TOQUE_INLINE void half_dot_8bit(const uint8_t* codes, const int8_t* a, __m256i* 
   }
 }
 
-template <Format F, bool Unpacked, int T, typename Emit>
-TOQUE_INLINE void group_dot_8bit(const uint8_t* codes, const int8_t* a, Emit&& emit) {
+template <Format F, Source From, int T, typename Emit>
+TOQUE_INLINE void group_dot_8bit(const uint8_t* codes, uint8_t* kept, const int8_t* a, Emit&& emit) {
   alignas(32) __m256i sum[2 * T];
-  half_dot_8bit<F, Unpacked, T, 0>(codes, a, sum);
+  half_dot_8bit<F, From, T, 0>(codes, kept, a, sum);
   if constexpr (T > 2) __asm__("" : "+m"(sum));  // into memory, see group_dot_twice
-  half_dot_8bit<F, Unpacked, T, 1>(codes, a, sum);
+  half_dot_8bit<F, From, T, 1>(codes, kept, a, sum);
   TOQUE_UNROLL
   for (int t = 0; t < T; ++t) emit(t, i32x16{sum[2 * t], sum[2 * t + 1]});
   memory_fence();
@@ -226,14 +229,14 @@ TOQUE_INLINE i32x16 quad_dot(const uint8_t* codes, int quad, const int8_t* a) {
   }
 }
 
-template <Format F, bool Unpacked, int T, int G, typename Emit>
-TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) {
+template <Format F, Source From, int T, int G, typename Emit>
+TOQUE_INLINE void group_dot(const uint8_t* codes, uint8_t* kept, const int8_t* a, Emit&& emit) {
   constexpr int kBits = format_shape(F).code_bits;
-  if constexpr (kBits <= 3) group_dot_once<F, Unpacked, T, 4 * G, 4 * G + 4>(codes, a, emit);
-  if constexpr (kBits == 4) group_dot_once<F, Unpacked, T, 0, 8>(codes, a, emit);
-  if constexpr (kBits == 5) group_dot_twice<F, Unpacked, T, 0, 8>(codes, a, emit);
-  if constexpr (kBits == 6) group_dot_twice<F, Unpacked, T, 4 * G, 4 * G + 4>(codes, a, emit);
-  if constexpr (kBits == 8) group_dot_8bit<F, Unpacked, T>(codes, a, emit);
+  if constexpr (kBits <= 3) group_dot_once<F, From, T, 4 * G, 4 * G + 4>(codes, kept, a, emit);
+  if constexpr (kBits == 4) group_dot_once<F, From, T, 0, 8>(codes, kept, a, emit);
+  if constexpr (kBits == 5) group_dot_twice<F, From, T, 0, 8>(codes, kept, a, emit);
+  if constexpr (kBits == 6) group_dot_twice<F, From, T, 4 * G, 4 * G + 4>(codes, kept, a, emit);
+  if constexpr (kBits == 8) group_dot_8bit<F, From, T>(codes, kept, a, emit);
 }
 
 #else
@@ -241,9 +244,8 @@ TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) 
 // Unpacking ahead buys nothing: with a real dot product it hides behind the arithmetic, and scalar code is a
 // reference.
 constexpr bool kUnpackAhead = false;
+TOQUE_INLINE void into_memory(const float*) {}
 TOQUE_CONSTEXPR size_t unpacked_bytes(Format) { return 0; }
-template <Format F>
-TOQUE_INLINE void unpack_block(const uint8_t*, uint8_t*) {}
 
 // 16 rows x one quad.
 template <Format F, bool Unpacked>
@@ -264,9 +266,9 @@ TOQUE_INLINE void dot_quads(const uint8_t* codes, const int8_t* a, i32x16 (&sum)
   }
 }
 
-template <Format F, bool Unpacked, int T, int G, typename Emit>
-TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) {
-  static_assert(!Unpacked);
+template <Format F, Source From, int T, int G, typename Emit>
+TOQUE_INLINE void group_dot(const uint8_t* codes, uint8_t*, const int8_t* a, Emit&& emit) {
+  static_assert(From == Source::kPacked);
   constexpr int kQuads = format_shape(F).group / 4;
   i32x16 sum[T];
   TOQUE_UNROLL
@@ -278,9 +280,9 @@ TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) 
 
 #else
 
-template <Format F, bool Unpacked, int T, int G, typename Emit>
-TOQUE_INLINE void group_dot(const uint8_t* codes, const int8_t* a, Emit&& emit) {
-  static_assert(!Unpacked);
+template <Format F, Source From, int T, int G, typename Emit>
+TOQUE_INLINE void group_dot(const uint8_t* codes, uint8_t*, const int8_t* a, Emit&& emit) {
+  static_assert(From == Source::kPacked);
   constexpr int kSize = format_shape(F).group;
   for (int t = 0; t < T; ++t) {
     i32x16 sum = broadcast((int32_t)0);

@@ -73,7 +73,7 @@ struct Product {
     scale_floats = scale_stride(in.kind, in.width);
     kernels = kernels_of(w.format);
     unpacked_bytes = 0;
-    if (kernels.unpack != nullptr && tiles >= kUnpackTiles) {
+    if (kernels.unpacked_peaks != nullptr && tiles >= kUnpackTiles) {
       size_t bytes = unpacked_tile_bytes(w.format, w.cols);
       if (bytes <= kUnpackLimit) unpacked_bytes = bytes;
     }
@@ -83,24 +83,21 @@ struct Product {
     return {i * size + (i < larger ? i : larger), size + (i < larger ? 1 : 0)};
   }
 
-  // Output tile `n` as run() wants it, in `scratch` (unpacked_bytes of it) if it has to be unpacked.
-  const uint8_t* prepare(int n, uint8_t* scratch) const {
-    const uint8_t* tile = weight.data + (size_t)n * weight.tile_bytes;
-    if (unpacked_bytes == 0) return tile;
-    kernels.unpack(tile, weight.cols, scratch);
-    return scratch;
-  }
-
-  // sums[t][16] of token tile i.
-  void run(const uint8_t* prepared, const Peaks& peaks, int i, float* sums) const {
-    TokenTile tile = tokens(i);
-    const TileKernel* by_tokens = unpacked_bytes ? kernels.unpacked : kernels.packed;
-    by_tokens[tile.size](TileArgs{prepared, weight.cols, in.codes + tile.first * code_bytes,
-                                  in.scales + tile.first * scale_floats, sums});
+  // sums[t][16] of output tile n and token tile i. Token tile 0 comes first and writes to `kept`
+  // (unpacked_bytes of it) what the others read.
+  void run(int n, uint8_t* kept, const Peaks& peaks, int i, float* sums) const {
+    const TokenTile tile = tokens(i);
+    const bool unpacked = unpacked_bytes != 0 && i > 0;
+    const TileKernel* by_tokens = unpacked_bytes == 0 ? kernels.packed
+                                  : i == 0            ? kernels.keep
+                                                      : kernels.unpacked;
+    const uint8_t* weights = unpacked ? kept : weight.data + (size_t)n * weight.tile_bytes;
+    by_tokens[tile.size](TileArgs{weights, weight.cols, in.codes + tile.first * code_bytes,
+                                  in.scales + tile.first * scale_floats, sums, kept});
     if (peaks.ends == nullptr) return;
-    const auto add = unpacked_bytes ? kernels.unpacked_peaks : kernels.packed_peaks;
+    const auto add = unpacked ? kernels.unpacked_peaks : kernels.packed_peaks;
     if (peaks.ends[i] < peaks.ends[i + 1])
-      add(prepared, peaks.at + peaks.ends[i], peaks.at + peaks.ends[i + 1], sums);
+      add(weights, peaks.at + peaks.ends[i], peaks.at + peaks.ends[i + 1], sums);
   }
 };
 
@@ -137,9 +134,8 @@ void store_units(const LinearArgs& args, int first_unit, int last_unit) {
   for (int unit = first_unit; unit < last_unit; ++unit) {
     const int row = unit * kTileRows, rows = weight.rows - row < kTileRows ? weight.rows - row : kTileRows;
     const f32x16 bias = load_bias(args.bias, row, rows);
-    const uint8_t* tile = product.prepare(unit, scratch);
     for (int i = 0; i < product.tiles; ++i) {
-      product.run(tile, peaks, i, sums);
+      product.run(unit, scratch, peaks, i, sums);
       const TokenTile tokens = product.tokens(i);
       float* out = args.out + tokens.first * args.out_stride + row;
       for (int t = 0; t < tokens.size; ++t, out += args.out_stride) {
@@ -176,15 +172,11 @@ void activate_units(const LinearArgs& args, int first_unit, int last_unit) {
       bias[h] = load_bias(args.bias, row + h * kTileRows, count);
       up_bias[h] = load_bias(args.up_bias, row + h * kTileRows, count);
     }
-    const uint8_t *tiles[2], *up_tiles[2];
-    for (int h = 0; h < halves; ++h) {
-      tiles[h] = product.prepare(2 * unit + h, scratch + h * product.unpacked_bytes);
-      if (gated) up_tiles[h] = up_product.prepare(2 * unit + h, up_scratch + h * up_product.unpacked_bytes);
-    }
     for (int i = 0; i < product.tiles; ++i) {
       for (int h = 0; h < halves; ++h) {
-        product.run(tiles[h], peaks, i, sums[h]);
-        if (gated) up_product.run(up_tiles[h], peaks, i, up_sums[h]);
+        product.run(2 * unit + h, scratch + h * product.unpacked_bytes, peaks, i, sums[h]);
+        if (!gated) continue;
+        up_product.run(2 * unit + h, up_scratch + h * up_product.unpacked_bytes, peaks, i, up_sums[h]);
       }
       const TokenTile tokens = product.tokens(i);
       for (int t = 0; t < tokens.size; ++t) {

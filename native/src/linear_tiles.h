@@ -25,7 +25,8 @@ struct TileArgs {
   int cols;
   const uint8_t* codes;  // one token tile of packed activations
   const float* scales;
-  float* sums;  // out: [T][16]
+  float* sums;    // out: [T][16]
+  uint8_t* kept;  // out: the unpacked tile, of kernels that keep it
 };
 using TileKernel = void (*)(const TileArgs&);
 
@@ -70,103 +71,157 @@ struct Sums {
 constexpr int kPrefetchBytes = 2048;
 
 // Token counts for which the packed kernels fetch ahead: those that read a weight once or nearly so. (Where
-// tiles are unpacked ahead, the packed kernels only ever see a single token tile.)
+// tiles are kept unpacked, the packed kernels only ever see the first token tile.)
 constexpr int kPrefetchTokens = kUnpackAhead ? kTileMax : 4;
 
-// Unpack a weight tile ahead for so many token tiles or more, if it takes no more than this (it should stay
+// Keep a weight tile unpacked for so many token tiles or more, if it takes no more than this (it should stay
 // in L2).
 constexpr int kUnpackTiles = 2;
 constexpr size_t kUnpackLimit = 192 << 10;
+// Tokens of the smallest first and the smallest later token tile then (token_tile).
+constexpr int kLeastKeep = (kTileMax + kUnpackTiles) / kUnpackTiles;
+constexpr int kLeastUnpacked = (kTileMax + 1) / kUnpackTiles;
+
+// Scales or mins of a group, the same for all tokens. `load` fetches them; they stay in registers from token
+// First on, when those of the tokens before it are free.
+template <int First, typename Load>
+struct Held {
+  Load load;
+  f32x16 value = zero_f32();
+  TOQUE_INLINE_MEMBER explicit Held(Load from) : load(from) {}
+  TOQUE_INLINE_MEMBER f32x16 get(int t) {
+    if (t < First) return load();
+    if (t == First) value = load();
+    return value;
+  }
+};
+
+// Registers that AVX2 has to spare when a group's T integer sums are complete: sixteen but for those, the
+// constant that widens them, and three to compute in. Every token that is done frees two.
+constexpr int spare_registers(int tokens) { return 16 - 1 - 3 - 2 * tokens; }
+constexpr int first_held(int tokens, int wanted) {
+  return !kUnpackAhead || spare_registers(tokens) >= wanted ? 0 : (wanted - spare_registers(tokens) + 1) / 2;
+}
 
 // Adds one group (G of its block) for T tokens. `fields` are the group's activation scales [5][T]. Scales and
 // mins are fetched by scale() and min() when the integer part is done: before that, it needs the registers.
-template <Format F, bool Unpacked, int T, int G, typename S, typename Scale, typename Min>
-TOQUE_INLINE void add_group(Scale&& scale, Min&& min, const uint8_t* codes, const int8_t* a,
+template <Format F, Source From, int T, int G, typename S, typename Scale, typename Min>
+TOQUE_INLINE void add_group(Scale&& scale, Min&& min, const uint8_t* codes, uint8_t* kept, const int8_t* a,
                             const float* fields, S& sums) {
   constexpr FormatShape kShape = format_shape(F);
   const float* d = fields + kScale * T;
+  Held<first_held(T, 2), Scale> scales(scale);
   if constexpr (kShape.asymmetric) {
     // Of a group of 16, half a block, the sum is among the fields as an offset.
     constexpr bool kHalf = kShape.group == 16;
     const float* d_sum = fields + (!kHalf ? kSum : G == 0 ? kOffset6Low : kOffset6High) * T;
-    group_dot<F, Unpacked, T, G>(codes, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
-      f32x16 sum = fma(to_f32(dot) * broadcast(d[t]), scale(), sums.get(t));
+    Held<first_held(T, 4), Min> mins(min);
+    group_dot<F, From, T, G>(codes, kept, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
+      f32x16 sum = fma(to_f32(dot) * broadcast(d[t]), scales.get(t), sums.get(t));
       f32x16 by = broadcast(d_sum[t]);
       if constexpr (kHalf) by = by * broadcast(-1.0f / 32.0f);  // exact
-      sums.set(t, fma(min(), by, sum));
+      sums.set(t, fma(mins.get(t), by, sum));
     });
   } else {
     constexpr int kField = kShape.group == 16 ? (G == 0 ? kOffset6Low : kOffset6High) : kOffset4;
     // Powers of two: exact, whoever multiplies.
     constexpr float kMultiple = (float)zero_point(F) / (kShape.group == 16 ? 32.0f : 8.0f);
     const float* offset = fields + kField * T;
-    group_dot<F, Unpacked, T, G>(codes, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
+    group_dot<F, From, T, G>(codes, kept, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
       f32x16 bias = broadcast(offset[t]);
       if constexpr (kMultiple != 1.0f) bias = bias * broadcast(kMultiple);
-      sums.set(t, fma(fma(to_f32(dot), broadcast(d[t]), bias), scale(), sums.get(t)));
+      sums.set(t, fma(fma(to_f32(dot), broadcast(d[t]), bias), scales.get(t), sums.get(t)));
     });
   }
 }
 
-// Block H of a packed record.
-template <Format F, int T, int H, int G = 0, typename S>
-TOQUE_INLINE void add_packed_block(const uint8_t* record, const int8_t* a, const float* fields, S& sums) {
+// An unpacked tile: per block of 32 k its scales and mins as floats, then its codes (see group_dot).
+TOQUE_CONSTEXPR size_t unpacked_scales(Format format) {
+  FormatShape shape = format_shape(format);
+  return (size_t)(kGroup / shape.group) * (shape.asymmetric ? 2 : 1) * 64;
+}
+TOQUE_CONSTEXPR size_t unpacked_block_bytes(Format format) {
+  return unpacked_scales(format) + unpacked_bytes(format);
+}
+TOQUE_CONSTEXPR size_t unpacked_tile_bytes(Format format, int cols) {
+  return (size_t)(cols / kGroup) * unpacked_block_bytes(format);
+}
+
+// The groups of a block whose scales and mins lie as floats at `scales`.
+template <Format F, Source From, int T, int G = 0, typename S>
+TOQUE_INLINE void add_groups(const float* scales, const uint8_t* codes, uint8_t* kept, const int8_t* a,
+                             const float* fields, S& sums) {
   constexpr int kGroups = kGroup / format_shape(F).group;
   if constexpr (G < kGroups) {
-    const uint16_t* scales = (const uint16_t*)(record + 32 * (H * kGroups + G));
-    const uint8_t* codes = record + codes_offset(F) + H * block_bytes(F);
-    add_group<F, false, T, G>(
-        [=]() __attribute__((always_inline)) { return load_f16(scales); },
-        [=]() __attribute__((always_inline)) { return load_f16(scales + scale_bytes(F) / 2); }, codes, a,
-        fields, sums);
-    add_packed_block<F, T, H, G + 1>(record, a, fields, sums);
+    add_group<F, From, T, G>([=]() __attribute__((always_inline)) { return load(scales + 16 * G); },
+                             [=]()
+                                 __attribute__((always_inline)) { return load(scales + 16 * (kGroups + G)); },
+                             codes, kept, a, fields, sums);
+    add_groups<F, From, T, G + 1>(scales, codes, kept, a, fields, sums);
   }
 }
 
-template <Format F, int T>
+// The groups of a block of a packed record, its f16 scales at `scales`.
+template <Format F, int T, int G = 0, typename S>
+TOQUE_INLINE void add_packed_groups(const uint16_t* scales, const uint8_t* codes, const int8_t* a,
+                                    const float* fields, S& sums) {
+  if constexpr (G < kGroup / format_shape(F).group) {
+    add_group<F, Source::kPacked, T, G>(
+        [=]() __attribute__((always_inline)) { return load_f16(scales + kTileRows * G); },
+        [=]()
+            __attribute__((always_inline)) { return load_f16(scales + kTileRows * G + scale_bytes(F) / 2); },
+        codes, nullptr, a, fields, sums);
+    add_packed_groups<F, T, G + 1>(scales, codes, a, fields, sums);
+  }
+}
+
+// Block H of a packed record. Where there are no registers to keep them in, its scales are converted to
+// memory, once for all tokens: to `out`, where the unpacked block is kept, or to a place of their own.
+template <Format F, Source From, int T, int H, typename S>
+TOQUE_INLINE void add_packed_block(const uint8_t* record, const int8_t* a, const float* fields, S& sums,
+                                   uint8_t* out) {
+  constexpr FormatShape kShape = format_shape(F);
+  constexpr int kGroups = kGroup / kShape.group;
+  const uint16_t* halves = (const uint16_t*)record + H * kGroups * kTileRows;
+  const uint8_t* codes = record + codes_offset(F) + H * block_bytes(F);
+  if constexpr (!kUnpackAhead || T <= kRegisterSums) {
+    add_packed_groups<F, T>(halves, codes, a, fields, sums);
+  } else {
+    alignas(64) float place[From == Source::kKeep ? 1 : unpacked_scales(F) / sizeof(float)];
+    float* scales = From == Source::kKeep ? (float*)out : place;
+    for (int g = 0; g < kGroups; ++g) {
+      store(scales + 16 * g, load_f16(halves + 16 * g));
+      if constexpr (kShape.asymmetric) {
+        store(scales + 16 * (kGroups + g), load_f16(halves + scale_bytes(F) / 2 + 16 * g));
+      }
+    }
+    into_memory(scales);
+    add_groups<F, From, T>(scales, codes, out + unpacked_scales(F), a, fields, sums);
+  }
+}
+
+// From packed weights: kPacked or kKeep.
+template <Format F, Source From, int T>
 void packed_tile(const TileArgs& args) {
   Sums<T, (T > kRegisterSums)> sums(args.sums);
   const uint8_t* record = args.weights;
   const int8_t* a = (const int8_t*)args.codes;
   const float* fields = args.scales;
+  uint8_t* out = args.kept;
+  constexpr size_t kKept = From == Source::kKeep ? unpacked_block_bytes(F) : 0;
   for (int k = args.cols; k >= kRecord; k -= kRecord) {
     if constexpr (T <= kPrefetchTokens) {
       for (size_t i = 0; i < record_bytes(F); i += 64) prefetch(record + kPrefetchBytes + i);
     }
-    add_packed_block<F, T, 0>(record, a, fields, sums);
-    add_packed_block<F, T, 1>(record, a + kGroup * T, fields + kScaleFields * T, sums);
+    add_packed_block<F, From, T, 0>(record, a, fields, sums, out);
+    add_packed_block<F, From, T, 1>(record, a + kGroup * T, fields + kScaleFields * T, sums, out + kKept);
     record += record_bytes(F);
     a += kRecord * T;
     fields += 2 * kScaleFields * T;
+    out += 2 * kKept;
   }
-  if (args.cols % kRecord) add_packed_block<F, T, 0>(record, a, fields, sums);
+  if (args.cols % kRecord) add_packed_block<F, From, T, 0>(record, a, fields, sums, out);
   sums.finish();
-}
-
-// An unpacked tile: per block of 32 k its scales and mins as floats, then its codes (see unpack_block).
-TOQUE_CONSTEXPR size_t unpacked_scales(Format format) {
-  FormatShape shape = format_shape(format);
-  return (size_t)(kGroup / shape.group) * (shape.asymmetric ? 2 : 1) * 64;
-}
-TOQUE_CONSTEXPR size_t unpacked_tile_bytes(Format format, int cols) {
-  return (size_t)(cols / kGroup) * (unpacked_scales(format) + unpacked_bytes(format));
-}
-
-template <Format F>
-void unpack_tile(const uint8_t* tile, int cols, uint8_t* out) {
-  constexpr FormatShape kShape = format_shape(F);
-  constexpr int kGroups = kGroup / kShape.group;
-  for (int block = 0; block < cols / kGroup; ++block) {
-    const uint8_t* record = tile + (size_t)(block / 2) * record_bytes(F);
-    const uint16_t* scales = (const uint16_t*)record + block % 2 * kGroups * kTileRows;
-    for (int g = 0; g < kGroups; ++g, out += 64) store((float*)out, load_f16(scales + g * kTileRows));
-    if constexpr (kShape.asymmetric) {
-      const uint16_t* mins = scales + scale_bytes(F) / 2;
-      for (int g = 0; g < kGroups; ++g, out += 64) store((float*)out, load_f16(mins + g * kTileRows));
-    }
-    unpack_block<F>(record + codes_offset(F) + block % 2 * block_bytes(F), out);
-    out += unpacked_bytes(F);
-  }
 }
 
 template <Format F, int T>
@@ -176,21 +231,9 @@ void unpacked_tile(const TileArgs& args) {
   const int8_t* a = (const int8_t*)args.codes;
   const float* fields = args.scales;
   for (int k = args.cols; k > 0; k -= kGroup) {
-    const float* scales = (const float*)block;
-    const uint8_t* codes = block + unpacked_scales(F);
-    constexpr int kGroups = kGroup / format_shape(F).group;
-    auto scale = [=](int group) __attribute__((always_inline)) { return load(scales + 16 * group); };
-    auto min = [=](int group)
-                   __attribute__((always_inline)) { return load(scales + 16 * (kGroups + group)); };
-    add_group<F, kUnpackAhead, T, 0>([=]() __attribute__((always_inline)) { return scale(0); },
-                                     [=]() __attribute__((always_inline)) { return min(0); }, codes, a,
-                                     fields, sums);
-    if constexpr (kGroups == 2) {
-      add_group<F, kUnpackAhead, T, 1>([=]() __attribute__((always_inline)) { return scale(1); },
-                                       [=]() __attribute__((always_inline)) { return min(1); }, codes, a,
-                                       fields, sums);
-    }
-    block += unpacked_scales(F) + unpacked_bytes(F);
+    add_groups<F, Source::kUnpacked, T>((const float*)block, block + unpacked_scales(F), nullptr, a, fields,
+                                        sums);
+    block += unpacked_block_bytes(F);
     a += kGroup * T;
     fields += kScaleFields * T;
   }
@@ -214,7 +257,7 @@ void add_peaks(const uint8_t* tile, const PeakAt* at, const PeakAt* end, float* 
     f32x16 scale;
     const uint8_t* codes;
     if constexpr (Unpacked) {
-      const uint8_t* block = tile + (size_t)at->block * (unpacked_scales(F) + unpacked_bytes(F));
+      const uint8_t* block = tile + (size_t)at->block * unpacked_block_bytes(F);
       scale = load((const float*)block + 16 * group);
       codes = block + unpacked_scales(F);
     } else {
@@ -311,12 +354,11 @@ void bf16_tile(const TileArgs& args) {
   for (int t = 0; t < T; ++t) store(args.sums + 16 * t, sums[t]);
 }
 
-// The kernels of one format.
+// The kernels of one format. Null where they have no use.
 struct FormatKernels {
-  TileKernel packed[kTileMax + 1];  // by tokens
-  TileKernel
-      unpacked[kTileMax + 1];  // the same from a tile that `unpack` has unpacked; null where that has no use
-  void (*unpack)(const uint8_t* tile, int cols, uint8_t* out);
+  TileKernel packed[kTileMax + 1];    // by tokens
+  TileKernel keep[kTileMax + 1];      // the same, keeping the tile unpacked
+  TileKernel unpacked[kTileMax + 1];  // the same from a tile that is kept unpacked
   void (*packed_peaks)(const uint8_t* tile, const PeakAt* begin, const PeakAt* end, float* sums);
   void (*unpacked_peaks)(const uint8_t* tile, const PeakAt* begin, const PeakAt* end, float* sums);
 };
@@ -325,8 +367,9 @@ template <Format F, int T = 1>
 TOQUE_INLINE void fill_kernels(FormatKernels& kernels) {
   if constexpr (T <= kTileMax) {
     if constexpr (is_integer(F)) {
-      kernels.packed[T] = packed_tile<F, T>;
-      if constexpr (kUnpackAhead) kernels.unpacked[T] = unpacked_tile<F, T>;
+      kernels.packed[T] = packed_tile<F, Source::kPacked, T>;
+      if constexpr (kUnpackAhead && T >= kLeastKeep) kernels.keep[T] = packed_tile<F, Source::kKeep, T>;
+      if constexpr (kUnpackAhead && T >= kLeastUnpacked) kernels.unpacked[T] = unpacked_tile<F, T>;
     } else if constexpr (F == Format::kBF16 && kBF16Pairs) {
       kernels.packed[T] = bf16_tile<T>;
     } else if constexpr (is_f8(F)) {
@@ -337,10 +380,7 @@ TOQUE_INLINE void fill_kernels(FormatKernels& kernels) {
     fill_kernels<F, T + 1>(kernels);
   } else if constexpr (is_integer(F)) {
     kernels.packed_peaks = add_peaks<F, false>;
-    if constexpr (kUnpackAhead) {
-      kernels.unpack = unpack_tile<F>;
-      kernels.unpacked_peaks = add_peaks<F, true>;
-    }
+    if constexpr (kUnpackAhead) kernels.unpacked_peaks = add_peaks<F, true>;
   }
 }
 

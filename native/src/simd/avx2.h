@@ -6,7 +6,7 @@
 namespace toque::TOQUE_ISA {
 
 constexpr int kTileMax = 6;         // tokens in a tile
-constexpr int kRegisterSums = 2;    // up to so many tokens, a tile's running sums are kept in registers
+constexpr int kRegisterSums = 3;    // up to so many tokens, a tile's running sums are kept in registers
 constexpr bool kBF16Pairs = false;  // bf16 weights take bf16 activations (bf16_dot is one instruction)
 
 struct f32x16 {
