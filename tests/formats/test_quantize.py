@@ -65,7 +65,7 @@ def test_e4m3_rounding_is_torchs() -> None:
 
 @pytest.mark.parametrize("spread", ["normal", "outliers", "one-sided"])
 def test_four_bit_scales_are_near_the_best_there_are(spread: str) -> None:
-    """Against every scale of a fine grid, for each group."""
+    """Against every scale of a fine grid, for each group, by the error that large weights count more in."""
     random = np.random.default_rng(2)
     values = random.normal(0, 0.05, (200, 32)).astype(np.float32)
     if spread == "outliers":
@@ -75,14 +75,25 @@ def test_four_bit_scales_are_near_the_best_there_are(spread: str) -> None:
     codes, scales = four_bits(values)
     assert codes.min() >= -8
     assert codes.max() <= 7
-    ours = ((scales * codes - values) ** 2).sum()
+    ours = (np.abs(values) * (scales * codes - values) ** 2).sum()
     best = np.full(len(values), np.inf)
     largest = np.abs(values).max(axis=1, keepdims=True)
     for share in np.linspace(-1 / 5, 1 / 5, 401):
         scale = largest * share
         tried = np.clip(np.rint(values / np.where(scale == 0, 1, scale)), -8, 7) * scale
-        best = np.minimum(best, ((tried - values) ** 2).sum(axis=1))
+        best = np.minimum(best, (np.abs(values) * (tried - values) ** 2).sum(axis=1))
     assert ours <= 1.05 * best.sum()
+
+
+def test_q4_0_loses_less_than_the_published_rounding() -> None:
+    """The `gguf` package takes the largest value of a block as code -8 and rounds the others."""
+    values = np.random.default_rng(7).standard_t(6, (64, 256)).astype(np.float32)
+    tensor = TensorData("blk.0.ffn_up.weight", "F32", values.shape, values.view(np.uint8))
+    kind = gguf.GGMLQuantizationType.Q4_0
+    theirs = gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)
+    ours = gguf.quants.dequantize(np.asarray(as_type(tensor, "Q4_0").raw), kind)
+    for weight, share in ((np.ones_like(values), 0.97), (np.abs(values), 0.9)):
+        assert (weight * (ours - values) ** 2).sum() < share * (weight * (theirs - values) ** 2).sum()
 
 
 def test_groups_of_zeros_and_rows_of_nothing_stay_zero() -> None:

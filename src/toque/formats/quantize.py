@@ -1,4 +1,4 @@
-"""Float weights to fewer bits: per-block scales searched for the least squared error, as weights are loaded.
+"""Float weights to fewer bits: per-block scales searched for the least error, as weights are loaded.
 
 ======  =================================================  ============================  ==========================
 scheme  linear layers (and a layer's experts)              embeddings, output matrix     norms, biases, routers
@@ -107,9 +107,10 @@ def four_bits(
     values: Float32,
     rounded: Callable[[Float32], Float32] = lambda scale: scale.astype("<f2").astype(np.float32),
 ) -> tuple[npt.NDArray[np.int8], Float32]:
-    """Codes -8..7 and one scale (n, 1) for each row of ``values`` (n, group): the least squared error of five tries.
+    """Codes -8..7 and one scale (n, 1) for each row of ``values`` (n, group): the least error of five tries.
 
-    ``rounded`` is what storing a scale makes of it.
+    Errors count squared and times the weight's size: large weights carry a layer's output, and with equal squares the
+    search clips them. ``rounded`` is what storing a scale makes of it.
     """
     codes, scales = np.empty(values.shape, np.int8), np.empty((len(values), 1), np.float32)
     step = max(1, _CACHED // values.shape[1])
@@ -121,14 +122,20 @@ def four_bits(
 
 
 def _best_scale(values: Float32) -> Float32:
-    """Least squares makes the scale ``<x, q> / <q, q>`` and the error ``<x, x> - <x, q>² / <q, q>``."""
+    """With ``<a, b>`` the sum of ``|x| a b``, the best scale of codes q is ``<x, q> / <q, q>``.
+
+    The error then is ``<x, x> - <x, q>² / <q, q>``.
+    """
     largest = np.take_along_axis(values, np.abs(values).argmax(axis=1)[:, None], axis=1)
     most, best = np.full((len(values), 1), -1, np.float32), np.zeros((len(values), 1), np.float32)
-    buffer = np.empty_like(values)
+    size = np.abs(values)
+    size /= np.maximum(size.max(axis=1, keepdims=True), np.float32(1e-30))
+    buffer, weighted = np.empty_like(values), np.empty_like(values)
     for candidate in _CANDIDATES:
         codes = _codes(values, largest / np.float32(candidate), buffer)
-        product = np.einsum("ij,ij->i", values, codes)[:, None]
-        scale = product / np.maximum(np.einsum("ij,ij->i", codes, codes)[:, None], 1)
+        np.multiply(size, codes, out=weighted)
+        product = np.einsum("ij,ij->i", values, weighted)[:, None]
+        scale = product / np.maximum(np.einsum("ij,ij->i", codes, weighted)[:, None], np.float32(1))
         gain = scale * product
         best = np.where(gain > most, scale, best)
         most = np.maximum(gain, most)
