@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from toque.errors import ConfigError
 
+_LEFT_OUT = ("TOQUE_API_KEY", "PYTHONDONTWRITEBYTECODE")
+
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
@@ -84,7 +86,10 @@ def running(
 def toque_command(
     model: str, port: int, key: str, folder: str, *options: str
 ) -> tuple[list[str], dict[str, str]]:
-    """`toque serve MODEL` and its environment: its ledger in ``folder``, none of this machine's keys but ``key``."""
+    """`toque serve MODEL` and its environment: its ledger in ``folder``, none of this machine's keys but ``key``.
+
+    Python may write bytecode, as an installation has it: without, each start compiles what was edited since.
+    """
     command = [
         sys.executable,
         "-m",
@@ -98,7 +103,7 @@ def toque_command(
         *options,
     ]
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("TOQUE_API_KEY")},
+        **{name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)},
         "TOQUE_AUTH_API_KEYS": key,
         "TOQUE_LEDGER_FOLDER": folder,
         "TOQUE_LEDGER_URL": "",
