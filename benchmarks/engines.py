@@ -79,7 +79,7 @@ def cost(path: Path, quantize: str = "") -> Cost:
     checkpoint = load_checkpoint(path)
     if quantize:
         checkpoint = quantize_checkpoint(checkpoint, quantize)
-    plan = plan_memory(checkpoint, EngineOptions(), _native.packed_size, None)
+    plan = plan_memory(checkpoint, EngineOptions(), _native.packed_size, _native.kv_bytes, None)
     output = checkpoint.config.vocab_size * checkpoint.config.hidden_size
     return Cost(plan.read_per_token, plan.multiplications, output, plan.kv_per_token)
 

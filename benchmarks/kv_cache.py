@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from accuracy import agreement, reference_logits, sample_text
-from compare import ROOT
 from toque.backends.base import BLOCK_SIZE, BackendOptions, Executable, StepBatch
 from toque.backends.cpu import CpuBackend
 from toque.formats import load_checkpoint
@@ -25,6 +24,7 @@ from toque.graph.fuse import fuse
 from toque.models import build_graph
 from toque.text.tokenizer import load_tokenizer
 from toque.types import SamplingParams
+from workers import ROOT
 
 KINDS = ("auto", "int8")
 CHUNK = 512

@@ -7,11 +7,15 @@
 //
 // `Cache` is one number format of the cache: how it is stored, and the two products over it:
 //
-//   Element                        of prepared queries and of probabilities
+//   Element                        of prepared queries and of weights, which are the probabilities or take
+//                                  the values' scales as well
+//   query_bytes(head_dim)
 //   tiles_at_once(R), columns_at_once(R)   how many tiles, columns / 16, R rows take at once
 //   score<R, N>(c, row, tile, prefetch_v)  scores of R rows against N tiles
-//   accumulate<R, C>(c, row, column, first_tile, prefetch_k)   out[:, columns] of R rows = probabilities * V
-//   store_elements(p, x)
+//   Weights(c, row)                puts a row's weights into the place of its scores: put(tile,
+//   probabilities)
+//                                  for all tiles in order, then finish(tile_begin, tile_end)
+//   accumulate<R, C>(c, row, column, first_tile, prefetch_k)   out[:, columns] of R rows = weights * V
 #pragma once
 
 #include "simd.h"
@@ -35,12 +39,11 @@ constexpr float kMasked = -1e30f;
 
 template <class Cache>
 TOQUE_INLINE const typename Cache::Element* query(const AttendChunk& c, int row) {
-  return (const typename Cache::Element*)c.queries + (size_t)row * c.head_dim;
+  return (const typename Cache::Element*)((const uint8_t*)c.queries + row * Cache::query_bytes(c.head_dim));
 }
 TOQUE_INLINE float* scores(const AttendChunk& c, int row) { return c.scores + (size_t)row * kChunk; }
-// A row's probabilities replace its scores.
 template <class Cache>
-TOQUE_INLINE typename Cache::Element* probabilities(const AttendChunk& c, int row) {
+TOQUE_INLINE typename Cache::Element* weights(const AttendChunk& c, int row) {
   return (typename Cache::Element*)scores(c, row);
 }
 
@@ -55,14 +58,15 @@ void score_rows(const AttendChunk& c, int row, int tile, int count, bool prefetc
 }
 
 template <class Cache, int R>
-void accumulate_rows(const AttendChunk& c, int row, int first_tile, bool prefetch_k) {
+void accumulate_rows(const AttendChunk& c, int row, int column, int count, int first_tile, bool prefetch_k) {
   constexpr int C = Cache::columns_at_once(R);
-  int column = 0;
-  for (; column + C * kTile <= c.head_dim; column += C * kTile) {
-    Cache::template accumulate<R, C>(c, row, column, first_tile, prefetch_k && column == 0);
+  if (count == C) {
+    Cache::template accumulate<R, C>(c, row, column, first_tile, prefetch_k);
+  } else {
+    for (int i = 0; i < count; ++i) {
+      Cache::template accumulate<R, 1>(c, row, column + i * kTile, first_tile, prefetch_k && i == 0);
+    }
   }
-  for (; column < c.head_dim; column += kTile)
-    Cache::template accumulate<R, 1>(c, row, column, first_tile, false);
 }
 
 #define TOQUE_FOR_ROWS(n, call) \
@@ -109,12 +113,14 @@ void softmax_row(const AttendChunk& c, int row, int tile_begin, int tile_end) {
   }
   const float maximum = reduce_max(top);
   f32x16 sum = zero_f32();
+  typename Cache::Weights weights(c, row);
   for (int tile = tile_begin; tile < tile_end; ++tile) {
     f32x16 e = exp(load(s + tile * kTile) - broadcast(maximum));
     e = mask(e, tile * kTile, first, last, zero_f32());  // exactly zero, so that hidden tokens change no bit
     sum = sum + e;
-    Cache::store_elements(probabilities<Cache>(c, row) + tile * kTile, e);
+    weights.put(tile, e);
   }
+  weights.finish(tile_begin, tile_end);
   c.maximum[row] = maximum;
   c.sum[row] = reduce_add(sum);
 }
@@ -139,17 +145,17 @@ void attend_with(const AttendChunk& c) {
     }
   }
   for (int row = 0; row < c.rows; ++row) softmax_row<Cache>(c, row, tile_begin, tile_end);
-  for (int row = 0; row < c.rows; row += kMaxRows) {
-#define TOQUE_CALL(R) accumulate_rows<Cache, R>(c, row, tile_begin, row == 0)
-    TOQUE_FOR_ROWS(c.rows - row, TOQUE_CALL)
+  // Likewise a few columns of V.
+  const int columns = c.head_dim / kTile;
+  const int width = c.rows >= 4 ? Cache::columns_at_once(kMaxRows) : Cache::columns_at_once(c.rows);
+  for (int column = 0; column < columns; column += width) {
+    const int count = columns - column < width ? columns - column : width;
+    for (int row = 0; row < c.rows; row += kMaxRows) {
+#define TOQUE_CALL(R) \
+  accumulate_rows<Cache, R>(c, row, column * kTile, count, tile_begin, row == 0 && column == 0)
+      TOQUE_FOR_ROWS(c.rows - row, TOQUE_CALL)
 #undef TOQUE_CALL
-  }
-}
-
-template <class Cache>
-void prepare_query_with(const float* q, int head_dim, float scale, void* prepared) {
-  for (int d = 0; d < head_dim; d += kTile) {
-    Cache::store_elements((typename Cache::Element*)prepared + d, load(q + d) * broadcast(scale));
+    }
   }
 }
 

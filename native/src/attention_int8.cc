@@ -4,12 +4,11 @@
 // each token has a scale of its own for each 32 dims of its key and of its value, so that writing one token
 // never touches another's numbers. Codes become floats in registers; sums, queries and probabilities are f32.
 #include "attention_core.h"
-#include "kv_cache.h"
 
 namespace toque::TOQUE_ISA {
 namespace {
 
-constexpr int kGroup = kKvGroup;
+constexpr int kGroup = 32;  // dims of one token's key or value that share a scale
 
 struct Cache8 {
   using Element = float;
@@ -20,8 +19,16 @@ struct Cache8 {
   static constexpr int tiles_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
   static constexpr int columns_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 #endif
-  TOQUE_INLINE void store_elements(Element* p, f32x16 x) { store(p, x); }
-  TOQUE_INLINE size_t half_tile_bytes(int dim) { return kv_tile_bytes(KvType::kInt8, dim) / 2; }
+  struct Weights {
+    float* const weights;
+    Weights(const AttendChunk& c, int row) : weights(scores(c, row)) {}
+    void put(int tile, f32x16 e) { store(weights + tile * kTile, e); }
+    void finish(int, int) {}
+  };
+  TOQUE_INLINE size_t query_bytes(int dim) { return dim * sizeof(Element); }
+  TOQUE_INLINE size_t half_tile_bytes(int dim) {
+    return (size_t)kTile * (dim + (dim + kGroup - 1) / kGroup * sizeof(uint16_t));
+  }
   TOQUE_INLINE uint16_t* scales(const uint8_t* half, int dim) {
     return (uint16_t*)(half + (size_t)kTile * dim);
   }
@@ -76,7 +83,7 @@ struct Cache8 {
     }
     const int dim = c.head_dim;
     const size_t half = half_tile_bytes(dim);
-    const Element* p = probabilities<Cache8>(c, row);
+    const Element* p = weights<Cache8>(c, row);
     alignas(64) float scale[C][kTile] = {};  // of each 16 columns, of the tile's tokens
     for (int tile = first_tile; tile * kTile < c.n_tokens; ++tile) {
       const uint8_t* v = c.tiles[tile] + half;
@@ -141,10 +148,11 @@ void store_kv8(uint8_t* tile, int slot, const float* k, const float* v, int head
   }
 }
 
-void attend8(const AttendChunk& c) { attend_with<Cache8>(c); }
-size_t query_bytes8(int head_dim) { return sizeof(Cache8::Element) * (size_t)head_dim; }
+size_t tile_bytes8(int head_dim) { return 2 * Cache8::half_tile_bytes(head_dim); }
+size_t query_bytes8(int head_dim) { return Cache8::query_bytes(head_dim); }
 void prepare_query8(const float* q, int head_dim, float scale, void* prepared) {
-  prepare_query_with<Cache8>(q, head_dim, scale, prepared);
+  for (int d = 0; d < head_dim; d += kTile) store((float*)prepared + d, load(q + d) * broadcast(scale));
 }
+void attend8(const AttendChunk& c) { attend_with<Cache8>(c); }
 
 }  // namespace toque::TOQUE_ISA

@@ -108,7 +108,7 @@ void AttentionOp::run(const StepInput& step, Worker& worker) {
 uint8_t* AttentionOp::kv_tile(const StepInput& step, int sequence, int position, int head) const {
   const int block = step.blocks(sequence)[position / kBlockTokens];
   const int tile = position % kBlockTokens / kTileTokens;
-  return plan_.kv().head(block, layer_, head) + layer_.tile_bytes() * tile;
+  return plan_.kv().head(block, layer_, head) + layer_.tile_bytes * tile;
 }
 
 // One head of q or k, normalized and rotated as the model asks.

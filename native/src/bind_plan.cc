@@ -310,6 +310,8 @@ nb::tuple run_step(Model& model, Ints tokens, Ints positions, Ints starts, Ints 
   return nb::make_tuple(chosen, logprobs, top_ids, top_logprobs);
 }
 
+KvType kv_type(bool int8) { return int8 ? KvType::kInt8 : KvType::k16Bit; }
+
 }  // namespace
 
 void bind_plan(nb::module_& m) {
@@ -323,6 +325,15 @@ void bind_plan(nb::module_& m) {
         new (self) RopeTable(std::vector<double>(data, data + inverse_frequencies.shape(0)), scale);
       });
 
+  m.def(
+      "kv_bytes",
+      [](int head_dim, bool int8, const std::string& isa) {
+        const KvKernels& kernels = kernel_table(isa.c_str()).step->kv[static_cast<int>(kv_type(int8))];
+        return kernels.tile_bytes(head_dim) / kTileTokens;
+      },
+      "head_dim"_a, "int8"_a = false, "isa"_a = "",
+      "Bytes of the cache that one head takes for the key and value of one token.");
+
   nb::class_<Model>(m, "Model", "A model's step: a list of ops over buffers, its KV cache, and its sampler.")
       .def(nb::init<int, const std::string&, int, int, int, int>(), nb::kw_only(), "threads"_a, "isa"_a,
            "max_tokens"_a, "max_rows"_a, "max_sequences"_a, "vocab_limit"_a)
@@ -334,7 +345,9 @@ void bind_plan(nb::module_& m) {
       .def(
           "add_kv_layer",
           [](Model& self, int heads, int head_dim, bool int8) {
-            self.plan.kv().add_layer(heads, head_dim, int8 ? KvType::kInt8 : KvType::k16Bit);
+            const KvType type = kv_type(int8);
+            const KvKernels& kernels = self.kernels.step->kv[static_cast<int>(type)];
+            self.plan.kv().add_layer(heads, head_dim, type, kernels.tile_bytes(head_dim));
           },
           "heads"_a, "head_dim"_a, "int8"_a = false)
       .def(

@@ -7,8 +7,8 @@
 //
 // K lies transposed so that one vector holds 16 tokens' scores in the making: both products of attention read
 // contiguous vectors, broadcast the query or the probability, and never sum across lanes. A number has 16
-// bits, in a format and exact order that are the instruction set's own (attention_kernels.cc): f16, or bf16
-// in pairs where there is a dot product for those; or it is a code of 8 bits (attention_int8.cc).
+// bits, in a format that is the instruction set's own (attention_kernels.cc): an integer code, with a scale
+// per token, or bf16 where there is a dot product for it; or it is a code of 8 bits (attention_int8.cc).
 #pragma once
 
 #include <cstddef>
@@ -23,32 +23,23 @@ constexpr int kBlockTokens = 32;
 constexpr int kTileTokens = 16;
 constexpr int kChunkTokens = 256;  // attention's unit of work along a context, counted from position 0
 
-constexpr int kKvGroup = 32;  // dims of one token's key or value that share a scale in an int8 cache
-
 enum class KvType { k16Bit, kInt8 };
-
-constexpr size_t kv_tile_bytes(KvType type, int head_dim) {
-  const size_t numbers = size_t{2} * kTileTokens * head_dim;
-  if (type == KvType::k16Bit) return numbers * sizeof(uint16_t);
-  const size_t groups = (head_dim + kKvGroup - 1) / kKvGroup;
-  return numbers + 2 * groups * kTileTokens * sizeof(uint16_t);
-}
 
 struct KvLayer {
   int heads;
   int head_dim;   // a multiple of 2
   size_t offset;  // of this layer within a block
   KvType type;
+  size_t tile_bytes;  // see KvKernels
 
-  size_t tile_bytes() const { return kv_tile_bytes(type, head_dim); }
-  size_t head_bytes() const { return tile_bytes() * (kBlockTokens / kTileTokens); }
+  size_t head_bytes() const { return tile_bytes * (kBlockTokens / kTileTokens); }
 };
 
 class KvCache {
  public:
   // Layers are added first, then the cache is allocated once.
-  int add_layer(int heads, int head_dim, KvType type) {
-    layers_.push_back({heads, head_dim, block_bytes_, type});
+  int add_layer(int heads, int head_dim, KvType type, size_t tile_bytes) {
+    layers_.push_back({heads, head_dim, block_bytes_, type, tile_bytes});
     block_bytes_ += round_up(layers_.back().head_bytes() * heads, 64);
     return static_cast<int>(layers_.size()) - 1;
   }

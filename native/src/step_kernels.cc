@@ -13,8 +13,8 @@ const StepKernels step_kernels = {
     .argmax = argmax,
     .pack_columns = pack_columns,
     .rotate = rotate,
-    .kv = {{store_kv16, query_bytes16, prepare_query16, attend16},
-           {store_kv8, query_bytes8, prepare_query8, attend8}},
+    .kv = {{tile_bytes16, store_kv16, query_bytes16, prepare_query16, attend16},
+           {tile_bytes8, store_kv8, query_bytes8, prepare_query8, attend8}},
     .merge = merge,
 };
 

@@ -32,6 +32,7 @@ struct AttendChunk {
 
 // What depends on how the cache stores its numbers.
 struct KvKernels {
+  size_t (*tile_bytes)(int head_dim);  // a multiple of 64
   // Writes the key and value of one token into place `slot` of its tile.
   void (*store_kv)(uint8_t* tile, int slot, const float* k, const float* v, int head_dim);
   size_t (*query_bytes)(int head_dim);

@@ -18,10 +18,12 @@ void pack_columns(const Act& act, int token, int column, const float* x, int n);
 void rotate(const float* x, const float* cos, const float* sin, int half, int head_dim, float* y);
 
 void store_kv16(uint8_t* tile, int slot, const float* k, const float* v, int head_dim);
+size_t tile_bytes16(int head_dim);
 size_t query_bytes16(int head_dim);
 void prepare_query16(const float* q, int head_dim, float scale, void* prepared);
 void attend16(const AttendChunk& chunk);
 void store_kv8(uint8_t* tile, int slot, const float* k, const float* v, int head_dim);
+size_t tile_bytes8(int head_dim);
 size_t query_bytes8(int head_dim);
 void prepare_query8(const float* q, int head_dim, float scale, void* prepared);
 void attend8(const AttendChunk& chunk);

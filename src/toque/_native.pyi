@@ -39,6 +39,9 @@ class PackedMatrix:
     @property
     def nbytes(self) -> int: ...
 
+def kv_bytes(head_dim: int, int8: bool = ..., isa: str = ...) -> int:
+    """Bytes of the cache that one head takes for the key and value of one token."""
+
 def packed_size(dtype: str, rows: int, cols: int) -> int:
     """
     Bytes a matrix of this GGML type takes once packed (a multiple of 64). ValueError when it has no packed form.

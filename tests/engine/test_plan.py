@@ -25,7 +25,7 @@ from toque.models import build_graph
 
 
 def plan(checkpoint, available=1 << 30, **options):  # type: ignore[no-untyped-def]
-    return plan_memory(checkpoint, EngineOptions(**options), _native.packed_size, available)
+    return plan_memory(checkpoint, EngineOptions(**options), _native.packed_size, _native.kv_bytes, available)
 
 
 @pytest.mark.parametrize("quantize", ["", "int8", "int4"])
@@ -74,7 +74,7 @@ def test_the_command_says_what_a_model_needs(smollm2: Path, monkeypatch: pytest.
     monkeypatch.setattr("toque.cli.plan.measure", lambda threads: MachineRates(30e9, 200e9))
     done = CliRunner().invoke(command, [str(smollm2), "--json"], catch_exceptions=False)
     found = json.loads(done.output)
-    assert found["kv_per_token"] == 30 * 2 * 3 * 64 * 2
+    assert found["kv_per_token"] == 30 * 3 * _native.kv_bytes(64)
     assert found["weight_bytes"] == pytest.approx(load_checkpoint(smollm2).path.stat().st_size, rel=0.02)
     assert 150 < found["decode_tokens_per_second"]["128"] < 300
     text = CliRunner().invoke(command, [str(smollm2)], catch_exceptions=False).output

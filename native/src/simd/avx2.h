@@ -89,6 +89,24 @@ TOQUE_INLINE void store_i8(int8_t* p, i32x16 a) {
                    _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 
+// Sixteen integers in -32768..32767 as 16 bits each.
+TOQUE_INLINE void store_i16(int16_t* p, i32x16 a) {
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8));
+}
+// acc + a.low * b.low + a.high * b.high per lane, of pairs of signed 16-bit integers; b is the pair at `p` in
+// all lanes. In assembly, because twelve sums leave four registers: GCC wants more and spills.
+TOQUE_INLINE i32x16 dot2(i32x16 acc, i32x16 a, const int16_t* p) {
+  __m256i b, product;
+  asm("vpbroadcastd %[pair], %[b]\n\t"
+      "vpmaddwd %[a_lo], %[b], %[product]\n\t"
+      "vpmaddwd %[a_hi], %[b], %[b]\n\t"
+      "vpaddd %[product], %[lo], %[lo]\n\t"
+      "vpaddd %[b], %[hi], %[hi]"
+      : [lo] "+x"(acc.lo), [hi] "+x"(acc.hi), [b] "=&x"(b), [product] "=&x"(product)
+      : [a_lo] "x"(a.lo), [a_hi] "x"(a.hi), [pair] "m"(*(const int32_t*)p));
+  return acc;
+}
+
 // Lane i of a where i < count, else of b.
 TOQUE_INLINE f32x16 select_first(int count, f32x16 a, f32x16 b) {
   i32x16 lane = iota();

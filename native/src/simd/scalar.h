@@ -94,6 +94,10 @@ TOQUE_INLINE void store_f16(uint16_t* p, f32x16 a) { for (int i = 0; i < 16; ++i
 TOQUE_INLINE void store_bf16(uint16_t* p, f32x16 a) { for (int i = 0; i < 16; ++i) p[i] = f32_to_bf16(a.v[i]); }
 // Sixteen integers in -128..127 as bytes.
 TOQUE_INLINE void store_i8(int8_t* p, i32x16 a) { for (int i = 0; i < 16; ++i) p[i] = (int8_t)a.v[i]; }
+// Sixteen integers in -32768..32767 as 16 bits each.
+TOQUE_INLINE void store_i16(int16_t* p, i32x16 a) { for (int i = 0; i < 16; ++i) p[i] = (int16_t)a.v[i]; }
+// acc + a.low * b.low + a.high * b.high per lane, of pairs of signed 16-bit integers; b is the pair at `p` in all lanes.
+TOQUE_INLINE i32x16 dot2(i32x16 acc, i32x16 a, const int16_t* p) { i32x16 r; TOQUE_LANES(r.v[i] = acc.v[i] + (int16_t)a.v[i] * p[0] + (a.v[i] >> 16) * p[1]); }
 // clang-format on
 #undef TOQUE_LANES
 

@@ -62,7 +62,7 @@ def command(
         threads=threads,
     )
     context = served_context(config.context_length, options)
-    plan = plan_memory(checkpoint, options, _native.packed_size, available_bytes())
+    plan = plan_memory(checkpoint, options, _native.packed_size, _native.kv_bytes, available_bytes())
     rates = measure(threads or usable_cpus())
     contexts = () if config.pooling else (128, 2048)
     decode = {at: round(plan.decode_rate(rates, at), 1) for at in contexts if at <= context}

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 # What a whole step reaches of the rates of a bare read and of a bare kernel: the rest is attention, norms, sampling.
 DECODE_SHARE = 0.75
 PREFILL_SHARE = 0.7
-# Of the KV cache: bf16 or f16, or int8 with an f16 scale for each 32 numbers.
-_KV_ITEM_BYTES = {"auto": 2.0, "bf16": 2.0, "int8": 1 + 2 / 32}
 _MATRIX_OPS = frozenset({"embed", "linear", "gated_linear", "moe"})
 _CONTEXTS = (2048, 8192, 32_768, 131_072)
 
@@ -77,9 +75,11 @@ def plan_memory(
     checkpoint: Checkpoint,
     options: EngineOptions,
     packed_size: Callable[[str, int, int], int],
+    kv_size: Callable[[int, bool], int],
     available: int | None,
 ) -> MemoryPlan:
-    """Sizes for the cpu backend. ``packed_size`` is the bytes of a matrix of a GGML type once packed.
+    """Sizes for the cpu backend. ``packed_size`` is the bytes of a matrix of a GGML type once packed, ``kv_size``
+    those of one token's key and value of one head of so many dims, in an int8 cache or a 16-bit one.
 
     Raises ModelError for a tensor that has no packed form.
     """
@@ -106,8 +106,7 @@ def plan_memory(
 
     read = sum(size * used(name) for name, size in packed.items() if name not in tables - multiplied)
     products = sum(math.prod(tensors[name].shape) * used(name) for name in multiplied)
-    item = _KV_ITEM_BYTES[options.kv_dtype]
-    per_token = int(sum(2 * kv.n_kv_heads * kv.head_dim * item for kv in graph.kv))
+    per_token = sum(kv.n_kv_heads * kv_size(kv.head_dim, options.kv_dtype == "int8") for kv in graph.kv)
     rows = max(options.max_sequences, SCORED_ROWS)
     widest = max(
         (value.width for node in graph.nodes for value in node.outputs if value is not graph.output),
