@@ -99,7 +99,11 @@ struct Codes {
   class Weights {
    public:
     Weights(const AttendChunk& c, int row)
-        : chunk_(c), weights_(scores(c, row)), top_(zero_f32()), total_(zero_f32()) {}
+        : chunk_(c),
+          weights_(scores(c, row)),
+          kept_(c.out + (size_t)row * c.head_dim),
+          top_(zero_f32()),
+          total_(zero_f32()) {}
     void put(int tile, f32x16 e) {
       const int dim = chunk_.head_dim;
       const uint8_t* values = chunk_.tiles[tile] + (size_t)kTile * (dim * sizeof(Element) + kScaleBytes);
@@ -108,23 +112,30 @@ struct Codes {
       total_ = total_ + w;
       store(weights_ + tile * kTile, w);
     }
-    void finish(int tile_begin, int tile_end) {
+    // Leaves what finish() needs in the row's place of the output, which is still free.
+    void close() {
       const float top = reduce_max(top_), total = reduce_add(total_);
       float scale = 0.0f;
       if (top > 1e-30f) scale = kLargestWeight / top < kTotal / total ? kLargestWeight / top : kTotal / total;
+      kept_[0] = scale;
+      kept_[1] = total;
+    }
+    static void finish(const AttendChunk& c, int row, int tile_begin, int tile_end) {
+      float* const weights = scores(c, row);
+      const float* const kept = c.out + (size_t)row * c.head_dim;
       i32x16 codes = zero();
       for (int tile = tile_begin; tile < tile_end; ++tile) {
-        const i32x16 code = round_i32(load(weights_ + tile * kTile) * broadcast(scale));
+        const i32x16 code = round_i32(load(weights + tile * kTile) * broadcast(kept[0]));
         codes = codes + code;
-        store_i16((Element*)weights_ + tile * kTile, code);
+        store_i16((Element*)weights + tile * kTile, code);
       }
       // Not 1 / scale: many equal weights are all rounded to the same side, and their sum must stay.
-      weights_[kChunk - 1] = scale > 0.0f ? total / (float)reduce_add(codes) : 0.0f;
+      weights[kChunk - 1] = kept[0] > 0.0f ? kept[1] / (float)reduce_add(codes) : 0.0f;
     }
 
    private:
     const AttendChunk& chunk_;
-    float* const weights_;
+    float *const weights_, *const kept_;
     f32x16 top_, total_;
   };
 };

@@ -14,7 +14,7 @@
 //   score<R, N>(c, row, tile, prefetch_v)  scores of R rows against N tiles
 //   Weights(c, row)                puts a row's weights into the place of its scores: put(tile,
 //   probabilities)
-//                                  for all tiles in order, then finish(tile_begin, tile_end)
+//                                  for all tiles in order, then close(); after all rows, finish()
 //   accumulate<R, C>(c, row, column, first_tile, prefetch_k)   out[:, columns] of R rows = weights * V
 #pragma once
 
@@ -98,31 +98,40 @@ TOQUE_INLINE f32x16 mask(f32x16 x, int base, int first, int last, f32x16 hidden)
   return x;
 }
 
+// The softmax of all rows, pass by pass rather than row by row: what ends a row's pass waits for its own sums
+// only, and the next row's pass runs meanwhile.
 template <class Cache>
-void softmax_row(const AttendChunk& c, int row, int tile_begin, int tile_end) {
-  float* s = scores(c, row);
-  const int first = c.first[row], last = c.last[row];
+void softmax_rows(const AttendChunk& c, int tile_begin, int tile_end) {
   const f32x16 hidden = broadcast(kMasked);
-  f32x16 top = hidden;
-  for (int tile = tile_begin; tile < tile_end; ++tile) {
-    f32x16 x = load(s + tile * kTile);
-    if (c.softcap > 0.0f) x = broadcast(c.softcap) * tanh(x * broadcast(1.0f / c.softcap));
-    x = mask(x, tile * kTile, first, last, hidden);
-    store(s + tile * kTile, x);
-    top = max(top, x);
+  for (int row = 0; row < c.rows; ++row) {
+    float* s = scores(c, row);
+    f32x16 top = hidden;
+    for (int tile = tile_begin; tile < tile_end; ++tile) {
+      f32x16 x = load(s + tile * kTile);
+      if (c.softcap > 0.0f) {
+        x = broadcast(c.softcap) * tanh(x * broadcast(1.0f / c.softcap));
+        store(s + tile * kTile, x);
+      }
+      top = max(top, mask(x, tile * kTile, c.first[row], c.last[row], hidden));
+    }
+    c.maximum[row] = reduce_max(top);
   }
-  const float maximum = reduce_max(top);
-  f32x16 sum = zero_f32();
-  typename Cache::Weights weights(c, row);
-  for (int tile = tile_begin; tile < tile_end; ++tile) {
-    f32x16 e = exp(load(s + tile * kTile) - broadcast(maximum));
-    e = mask(e, tile * kTile, first, last, zero_f32());  // exactly zero, so that hidden tokens change no bit
-    sum = sum + e;
-    weights.put(tile, e);
+  for (int row = 0; row < c.rows; ++row) {
+    const float* s = scores(c, row);
+    const int first = c.first[row], last = c.last[row];
+    const f32x16 maximum = broadcast(c.maximum[row]);
+    f32x16 sum = zero_f32();
+    typename Cache::Weights weights(c, row);
+    for (int tile = tile_begin; tile < tile_end; ++tile) {
+      f32x16 e = exp(load(s + tile * kTile) - maximum);
+      e = mask(e, tile * kTile, first, last, zero_f32());  // exactly zero: hidden tokens change no bit
+      sum = sum + e;
+      weights.put(tile, e);
+    }
+    weights.close();
+    c.sum[row] = reduce_add(sum);
   }
-  weights.finish(tile_begin, tile_end);
-  c.maximum[row] = maximum;
-  c.sum[row] = reduce_add(sum);
+  for (int row = 0; row < c.rows; ++row) Cache::Weights::finish(c, row, tile_begin, tile_end);
 }
 
 template <class Cache>
@@ -144,7 +153,7 @@ void attend_with(const AttendChunk& c) {
 #undef TOQUE_CALL
     }
   }
-  for (int row = 0; row < c.rows; ++row) softmax_row<Cache>(c, row, tile_begin, tile_end);
+  softmax_rows<Cache>(c, tile_begin, tile_end);
   // Likewise a few columns of V.
   const int columns = c.head_dim / kTile;
   const int width = c.rows >= 4 ? Cache::columns_at_once(kMaxRows) : Cache::columns_at_once(c.rows);

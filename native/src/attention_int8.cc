@@ -23,7 +23,8 @@ struct Cache8 {
     float* const weights;
     Weights(const AttendChunk& c, int row) : weights(scores(c, row)) {}
     void put(int tile, f32x16 e) { store(weights + tile * kTile, e); }
-    void finish(int, int) {}
+    void close() {}
+    static void finish(const AttendChunk&, int, int, int) {}
   };
   TOQUE_INLINE size_t query_bytes(int dim) { return dim * sizeof(Element); }
   TOQUE_INLINE size_t half_tile_bytes(int dim) {

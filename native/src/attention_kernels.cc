@@ -43,7 +43,8 @@ struct Bf16 {
     Element* const weights;
     Weights(const AttendChunk& c, int row) : weights((Element*)scores(c, row)) {}
     void put(int tile, f32x16 e) { store_bf16(weights + tile * kTile, e); }
-    void finish(int, int) {}
+    void close() {}
+    static void finish(const AttendChunk&, int, int, int) {}
   };
 };
 using Numbers = Bf16;

@@ -99,8 +99,8 @@ TOQUE_INLINE i32x16 dot2(i32x16 acc, i32x16 a, const int16_t* p) {
   __m256i b, product;
   asm("vpbroadcastd %[pair], %[b]\n\t"
       "vpmaddwd %[a_lo], %[b], %[product]\n\t"
-      "vpmaddwd %[a_hi], %[b], %[b]\n\t"
       "vpaddd %[product], %[lo], %[lo]\n\t"
+      "vpmaddwd %[a_hi], %[b], %[b]\n\t"
       "vpaddd %[b], %[hi], %[hi]"
       : [lo] "+x"(acc.lo), [hi] "+x"(acc.hi), [b] "=&x"(b), [product] "=&x"(product)
       : [a_lo] "x"(a.lo), [a_hi] "x"(a.hi), [pair] "m"(*(const int32_t*)p));
