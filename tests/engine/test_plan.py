@@ -44,7 +44,17 @@ def test_weights_and_cache_take_what_the_backend_takes(quantize: str) -> None:
 def test_multiplications_are_those_of_the_linear_layers() -> None:
     planned = plan(tiny_llama())
     layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64
-    assert planned.multiplications == 2 * layer + 160 * 64
+    # Behind the last attention there is one row of a prompt, as for the logits.
+    assert planned.multiplications == layer + 64 * 64 + 2 * 32 * 64
+    assert planned.kernels == "F32"
+    # A table that is the output matrix as well is looked up for every token, and multiplied with for the last.
+    tied = tiny_llama()
+    tensors = {name: tensor for name, tensor in tied.tensors.items() if name != "output.weight"}
+    tied = dataclasses.replace(
+        tied, tensors=tensors, config=dataclasses.replace(tied.config, tied_embeddings=True)
+    )
+    assert plan(tied).multiplications == planned.multiplications
+    assert plan(quantize_checkpoint(tiny_llama(), "int4")).kernels == "Q4_0"
     rates = MachineRates(bandwidth=1e9, multiplications=1e9)
     assert planned.prefill_rate(rates) == pytest.approx(0.7e9 / planned.multiplications)
     assert planned.decode_rate(rates, 0) > planned.decode_rate(rates, 500) > 0
@@ -71,7 +81,7 @@ def test_a_type_without_a_packed_form_is_refused_by_the_tensors_name() -> None:
 
 @pytest.mark.model
 def test_the_command_says_what_a_model_needs(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toque.cli.plan.measure", lambda threads: MachineRates(30e9, 200e9))
+    monkeypatch.setattr("toque.cli.plan.measure", lambda threads, kind: MachineRates(30e9, 200e9))
     done = CliRunner().invoke(command, [str(smollm2), "--json"], catch_exceptions=False)
     found = json.loads(done.output)
     assert found["kv_per_token"] == 30 * 3 * _native.kv_bytes(64)

@@ -63,7 +63,7 @@ def command(
     )
     context = served_context(config.context_length, options)
     plan = plan_memory(checkpoint, options, _native.packed_size, _native.kv_bytes, available_bytes())
-    rates = measure(threads or usable_cpus())
+    rates = measure(threads or usable_cpus(), plan.kernels)
     contexts = () if config.pooling else (128, 2048)
     decode = {at: round(plan.decode_rate(rates, at), 1) for at in contexts if at <= context}
     prefill = round(plan.prefill_rate(rates), 1)
@@ -111,20 +111,22 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-def measure(threads: int) -> MachineRates:
-    """Read many random Q4_0 matrices with one token, and multiply one with many tokens: about a second."""
+def measure(threads: int, kind: str) -> MachineRates:
+    """Read many matrices of a GGML type with one token, and multiply some with many tokens: about a second."""
     import numpy as np
 
     from toque import _native
     from toque.engine.plan import MachineRates
+    from toque.formats.blocks import BY_NAME
 
     rows, columns = 1024, 2048
-    raw = np.random.default_rng(0).integers(0, 256, (rows, columns // 32, 18), np.uint8)
-    raw[:, :, :2] = np.full(1, 0.01, "<f2").view(np.uint8)
-    size = _native.packed_size("Q4_0", rows, columns)
+    raw = np.zeros(
+        (rows, BY_NAME[kind].row_bytes(columns)), np.uint8
+    )  # zeros take as long as any other weights
+    size = _native.packed_size(kind, rows, columns)
     count = _BENCH_BYTES // size
     arena = _native.Arena(count * (size + 64))
-    weights = [_native.pack(arena, "Q4_0", raw.reshape(rows, -1), columns) for _ in range(count)]
+    weights = [_native.pack(arena, kind, raw, columns) for _ in range(count)]
     isa = _native.resolve_isa("")
     one, many = np.ones((1, columns), np.float32), np.ones((_TOKENS, columns), np.float32)
     reading = _native.time_linear(isa, weights, one, threads=threads, repeats=_REPEATS)

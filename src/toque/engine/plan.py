@@ -19,6 +19,7 @@ from toque.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from toque.formats.checkpoint import Checkpoint, TensorData
+    from toque.graph.ir import Graph
 
 # What a whole step reaches of the rates of a bare read and of a bare kernel: the rest is attention, norms, sampling.
 DECODE_SHARE = 0.75
@@ -50,7 +51,8 @@ class MemoryPlan:
     file_bytes: int
     weight_bytes: int
     read_per_token: int  # of the weights: without the embedding table, and with the experts that a token uses
-    multiplications: int  # per token
+    multiplications: int  # per token of a prompt, whose last one alone gives logits
+    kernels: str  # the type of the weights that most of these are with
     kv_per_token: int
     workspace_bytes: int
     available: int | None
@@ -105,7 +107,10 @@ def plan_memory(
         return share if len(tensors[name].shape) == 3 else 1.0
 
     read = sum(size * used(name) for name, size in packed.items() if name not in tables - multiplied)
-    products = sum(math.prod(tensors[name].shape) * used(name) for name in multiplied)
+    products: dict[str, int] = {}
+    for name in _of_every_token(graph) & multiplied:
+        kind = tensors[name].dtype
+        products[kind] = products.get(kind, 0) + int(math.prod(tensors[name].shape) * used(name))
     per_token = sum(kv.n_kv_heads * kv_size(kv.head_dim, options.kv_dtype == "int8") for kv in graph.kv)
     rows = max(options.max_sequences, SCORED_ROWS)
     widest = max(
@@ -122,13 +127,26 @@ def plan_memory(
         file_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         weight_bytes=weights,
         read_per_token=int(read),
-        multiplications=int(products),
+        multiplications=sum(products.values()),
+        kernels=max(products, key=lambda kind: products[kind], default="F32"),
         kv_per_token=per_token,
         workspace_bytes=workspace,
         available=available,
         kv_bytes=kv_bytes,
         fits=tuple(_fits(context, per_token, kv_bytes, options.max_sequences)),
     )
+
+
+def _of_every_token(graph: Graph) -> set[str]:
+    """The weights of nodes that compute a row for every token, not only for the wanted ones."""
+    selected: set[int] = set()
+    weights: set[str] = set()
+    for node in graph.nodes:
+        if node.op in ("select_rows", "pool") or any(value.id in selected for value in node.inputs):
+            selected |= {value.id for value in node.outputs}
+        elif node.op != "embed":  # the table may be the output matrix as well
+            weights |= set(node.weights)
+    return weights
 
 
 def _packed_bytes(tensor: TensorData, packed_size: Callable[[str, int, int], int]) -> int:
