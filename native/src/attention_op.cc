@@ -11,18 +11,25 @@ constexpr int kChunkTiles = kChunkTokens / kTileTokens;
 
 }  // namespace
 
-// One worker's memory while it attends; rows are those of one unit.
+// One chunk that some or all members of a unit attend, in the blocks of the first of them.
+struct AttentionOp::Piece {
+  int member_begin, member_end;
+  int row, rows;  // of the unit
+  int chunk;
+};
+
+// One worker's memory while it attends; rows are those of one unit, or of one piece of it.
 struct AttentionOp::Scratch {
   float* head;       // [head_dim] one head on its way
   float* queries;    // [rows] prepared queries
-  float* scores;     // [rows][256]
-  float* chunk_out;  // [rows][head_dim], and the chunk's maximum and sum
+  float* scores;     // [rows][256] of a piece
+  float* chunk_out;  // [rows][head_dim] of a piece, and its maximum and sum
   float* chunk_maximum;
   float* chunk_sum;
   float* out;  // [rows][head_dim], and the running maximum and sum
   float* maximum;
   float* sum;
-  int* first;  // [rows] what each row sees of the chunk
+  int* first;  // [rows] what each row of a piece sees of the chunk
   int* last;
 };
 
@@ -92,9 +99,7 @@ void AttentionOp::run(const StepInput& step, Worker& worker) {
   for (auto range = units_.claim(); !range.empty(); range = units_.claim()) {
     for (int i = range.begin; i < range.end; ++i) {
       const AttentionUnit& unit = schedule_.units()[i];
-      if (schedule_.one_token_each() && unit.chunk_end * kChunkTokens >= step.context[unit.sequence]) {
-        write_head(step, unit.sequence, unit.token_begin, unit.head, scratch.head);
-      }
+      if (schedule_.one_token_each()) write_members(step, unit, scratch.head);
       attend(step, unit, i + 1 < range.end ? &schedule_.units()[i + 1] : nullptr, scratch);
     }
   }
@@ -135,35 +140,93 @@ void AttentionOp::write_head(const StepInput& step, int sequence, int token, int
                layer_.head_dim);
 }
 
-// The tiles of a chunk up to the last token that the unit sees; returns how many tokens that are.
-int AttentionOp::gather_tiles(const StepInput& step, const AttentionUnit& unit, int chunk,
+AttentionOp::Piece AttentionOp::first_piece(const AttentionUnit& unit) const {
+  Piece piece{unit.member_begin, unit.member_end, 0, 0, unit.chunk_begin};
+  for (int m = unit.member_begin; m < unit.member_end; ++m)
+    piece.rows += schedule_.members()[m].tokens() * group_;
+  return piece;
+}
+
+// The unit's next piece: the rest of what all its members attend, then the rest of each. False: there is
+// none.
+bool AttentionOp::advance(const AttentionUnit& unit, Piece& piece) const {
+  const auto& members = schedule_.members();
+  ++piece.chunk;
+  if (piece.chunk < unit.chunk_end) return true;
+  if (unit.partial >= 0) return false;
+  int member = piece.member_begin, row = piece.row;
+  if (piece.chunk > unit.chunk_end && piece.chunk >= members[member].chunk_end) {
+    row += piece.rows;
+    ++member;
+    piece.chunk = unit.chunk_end;
+  }
+  for (; member < unit.member_end; ++member) {
+    const int rows = members[member].tokens() * group_;
+    if (piece.chunk < members[member].chunk_end) {
+      piece = {member, member + 1, row, rows, piece.chunk};
+      return true;
+    }
+    row += rows;
+    piece.chunk = unit.chunk_end;
+  }
+  return false;
+}
+
+// The tiles of a chunk up to the last token that one of the piece's rows sees; returns how many tokens that
+// is.
+int AttentionOp::gather_tiles(const StepInput& step, const AttentionUnit& unit, const Piece& piece,
                               const uint8_t** tiles) const {
-  const int begin = chunk * kChunkTokens;
-  const int seen = schedule_.last_seen(step.positions[unit.token_end - 1], step.context[unit.sequence]);
+  const int begin = piece.chunk * kChunkTokens;
+  // What several attend together is a whole chunk; what one attends alone, its last token sees most of.
+  const AttentionMember& last = schedule_.members()[piece.member_end - 1];
+  const int seen = schedule_.last_seen(step.positions[last.token_end - 1], step.context[last.sequence]);
   const int tokens = std::min(seen - begin, kChunkTokens);
+  const int sequence = schedule_.members()[piece.member_begin].sequence;
   for (int tile = 0; tile * kTileTokens < tokens; ++tile) {
-    tiles[tile] = kv_tile(step, unit.sequence, begin + tile * kTileTokens, unit.head);
+    tiles[tile] = kv_tile(step, sequence, begin + tile * kTileTokens, unit.head);
   }
   return tokens;
 }
 
-// Row r of a unit is query head r % group of token r / group.
+// A unit's rows: member by member, token by token, each with the query heads that share the kv head.
 void AttentionOp::load_queries(const StepInput& step, const AttentionUnit& unit, const Scratch& s) const {
   const int dim = layer_.head_dim;
   const size_t bytes = kv_.query_bytes(dim);
   auto* out = reinterpret_cast<uint8_t*>(s.queries);
-  for (int token = unit.token_begin; token < unit.token_end; ++token) {
-    for (int g = 0; g < group_; ++g, out += bytes) {
-      const float* x = q_.row(token) + static_cast<size_t>(unit.head * group_ + g) * dim;
-      kv_.prepare_query(prepare_head(x, spec_.q_norm, step.positions[token], s.head), dim, spec_.scale, out);
+  for (int m = unit.member_begin; m < unit.member_end; ++m) {
+    const AttentionMember& member = schedule_.members()[m];
+    for (int token = member.token_begin; token < member.token_end; ++token) {
+      for (int g = 0; g < group_; ++g, out += bytes) {
+        const float* x = q_.row(token) + static_cast<size_t>(unit.head * group_ + g) * dim;
+        kv_.prepare_query(prepare_head(x, spec_.q_norm, step.positions[token], s.head), dim, spec_.scale,
+                          out);
+      }
+    }
+  }
+}
+
+// What each row of a piece sees of its chunk.
+void AttentionOp::look(const StepInput& step, const Piece& piece, const Scratch& s) const {
+  const int base = piece.chunk * kChunkTokens;
+  for (int m = piece.member_begin, r = 0; m < piece.member_end; ++m) {
+    const AttentionMember& member = schedule_.members()[m];
+    for (int token = member.token_begin; token < member.token_end; ++token) {
+      const int position = step.positions[token];
+      const int last = schedule_.last_seen(position, step.context[member.sequence]);
+      for (int g = 0; g < group_; ++g, ++r) {
+        s.first[r] = std::clamp(schedule_.first_seen(position) - base, 0, kChunkTokens);
+        s.last[r] = std::clamp(last - base, 0, kChunkTokens);
+      }
     }
   }
 }
 
 void AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const AttentionUnit* next,
                          const Scratch& s) const {
-  const int dim = layer_.head_dim, rows = (unit.token_end - unit.token_begin) * group_;
-  const int context = step.context[unit.sequence];
+  const int dim = layer_.head_dim;
+  const auto row_of = [dim](float* rows, int r) { return rows + static_cast<size_t>(r) * dim; };
+  Piece piece = first_piece(unit), following = piece;
+  const int rows = piece.rows;
   load_queries(step, unit, s);
   std::fill_n(s.maximum, rows, kNothingSeen);
   std::fill_n(s.sum, rows, 0.0f);
@@ -171,24 +234,21 @@ void AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const
 
   const uint8_t* tiles[2][kChunkTiles];
   int tokens[2];
-  tokens[0] = gather_tiles(step, unit, unit.chunk_begin, tiles[0]);
-  for (int chunk = unit.chunk_begin, turn = 0; chunk < unit.chunk_end; ++chunk, turn ^= 1) {
-    // What comes after this chunk is fetched while it is worked on.
+  tokens[0] = gather_tiles(step, unit, piece, tiles[0]);
+  bool more = true;
+  for (int turn = 0; more; turn ^= 1, piece = following) {
+    // What comes after this piece is fetched while it is worked on.
+    more = advance(unit, following);
     tokens[turn ^ 1] = 0;
-    if (chunk + 1 < unit.chunk_end) {
-      tokens[turn ^ 1] = gather_tiles(step, unit, chunk + 1, tiles[turn ^ 1]);
+    if (more) {
+      tokens[turn ^ 1] = gather_tiles(step, unit, following, tiles[turn ^ 1]);
     } else if (next != nullptr) {
-      tokens[turn ^ 1] = gather_tiles(step, *next, next->chunk_begin, tiles[turn ^ 1]);
+      tokens[turn ^ 1] = gather_tiles(step, *next, first_piece(*next), tiles[turn ^ 1]);
     }
-    const int base = chunk * kChunkTokens;
-    for (int r = 0; r < rows; ++r) {
-      const int position = step.positions[unit.token_begin + r / group_];
-      s.first[r] = std::clamp(schedule_.first_seen(position) - base, 0, kChunkTokens);
-      s.last[r] = std::clamp(schedule_.last_seen(position, context) - base, 0, kChunkTokens);
-    }
+    look(step, piece, s);
     const auto tile_count = [](int n) { return (n + kTileTokens - 1) / kTileTokens; };
-    kv_.attend({.queries = s.queries,
-                .rows = rows,
+    kv_.attend({.queries = reinterpret_cast<const uint8_t*>(s.queries) + kv_.query_bytes(dim) * piece.row,
+                .rows = piece.rows,
                 .head_dim = dim,
                 .tiles = tiles[turn],
                 .n_tiles = tile_count(tokens[turn]),
@@ -202,43 +262,59 @@ void AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const
                 .maximum = s.chunk_maximum,
                 .sum = s.chunk_sum,
                 .out = s.chunk_out});
-    if (unit.partial < 0) {
-      for (int r = 0; r < rows; ++r) {
-        kernels_.merge(s.maximum + r, s.sum + r, s.out + static_cast<size_t>(r) * dim, s.chunk_maximum[r],
-                       s.chunk_sum[r], s.chunk_out + static_cast<size_t>(r) * dim, dim);
-      }
+    if (unit.partial >= 0) break;
+    for (int r = 0, row = piece.row; r < piece.rows; ++r, ++row) {
+      kernels_.merge(s.maximum + row, s.sum + row, row_of(s.out, row), s.chunk_maximum[r], s.chunk_sum[r],
+                     row_of(s.chunk_out, r), dim);
     }
   }
-  for (int r = 0; r < rows; ++r) {
-    if (unit.partial < 0) {
-      emit(step, unit, r, s.sum[r], s.out + static_cast<size_t>(r) * dim);
-      continue;
+  if (unit.partial >= 0) {
+    for (int r = 0; r < rows; ++r) {
+      float* partial = schedule_.partial(unit.partial + r);
+      std::memcpy(partial, row_of(s.chunk_out, r), sizeof(float) * dim);
+      partial[dim] = s.chunk_maximum[r];
+      partial[dim + 1] = s.chunk_sum[r];
     }
-    float* partial = schedule_.partial(unit.partial + r);
-    std::memcpy(partial, s.chunk_out + static_cast<size_t>(r) * dim, sizeof(float) * dim);
-    partial[dim] = s.chunk_maximum[r];
-    partial[dim + 1] = s.chunk_sum[r];
+    return;
+  }
+  for (int m = unit.member_begin, row = 0; m < unit.member_end; ++m) {
+    const AttentionMember& member = schedule_.members()[m];
+    for (int token = member.token_begin; token < member.token_end; ++token) {
+      for (int g = 0; g < group_; ++g, ++row)
+        emit(step, token, unit.head * group_ + g, s.sum[row], row_of(s.out, row));
+    }
   }
 }
 
-void AttentionOp::fold(const StepInput& step, const AttentionUnit& unit, const Scratch& s) const {
-  const int dim = layer_.head_dim, rows = (unit.token_end - unit.token_begin) * group_;
+// Of members with one token each, those whose last chunk is this unit's.
+void AttentionOp::write_members(const StepInput& step, const AttentionUnit& unit, float* scratch) const {
+  for (int m = unit.member_begin; m < unit.member_end; ++m) {
+    const AttentionMember& member = schedule_.members()[m];
+    if (unit.partial < 0 || unit.chunk_end >= member.chunk_end)
+      write_head(step, member.sequence, member.token_begin, unit.head, scratch);
+  }
+}
+
+void AttentionOp::fold(const StepInput& step, const AttentionFold& fold, const Scratch& s) const {
+  const AttentionMember& member = schedule_.members()[fold.member];
+  const int dim = layer_.head_dim, rows = member.tokens() * group_;
   for (int r = 0; r < rows; ++r) {
     float maximum = kNothingSeen, sum = 0.0f;
     std::fill_n(s.out, dim, 0.0f);
-    for (int chunk = unit.chunk_begin; chunk < unit.chunk_end; ++chunk) {
-      const float* partial = schedule_.partial(unit.partial + (chunk - unit.chunk_begin) * rows + r);
+    const auto merge = [&](int row) {
+      const float* partial = schedule_.partial(row);
       kernels_.merge(&maximum, &sum, s.out, partial[dim], partial[dim + 1], partial, dim);
-    }
-    emit(step, unit, r, sum, s.out);
+    };
+    for (int chunk = fold.chunk_begin; chunk < fold.chunk_end; ++chunk)
+      merge(fold.together + (chunk - fold.chunk_begin) * fold.together_stride + r);
+    for (int chunk = fold.chunk_end; chunk < member.chunk_end; ++chunk)
+      merge(fold.alone + (chunk - fold.chunk_end) * rows + r);
+    emit(step, member.token_begin + r / group_, fold.head * group_ + r % group_, sum, s.out);
   }
 }
 
-void AttentionOp::emit(const StepInput& step, const AttentionUnit& unit, int row, float sum,
-                       float* out) const {
-  const int dim = layer_.head_dim;
-  const int token = unit.token_begin + row / group_;
-  const int column = (unit.head * group_ + row % group_) * dim;
+void AttentionOp::emit(const StepInput& step, int token, int head, float sum, float* out) const {
+  const int dim = layer_.head_dim, column = head * dim;
   float* y = out_.rows ? out_.rows.row(token) + column : out;
   kernels_.scale(out, 1.0f / sum, dim, y);
   if (out_.act) kernels_.pack_columns(out_.act.view(step, 0), token, column, y, dim);

@@ -38,6 +38,7 @@ class AttentionOp : public Op {
 
  private:
   struct Scratch;
+  struct Piece;
 
   size_t scratch_floats() const;
   Scratch carve(float* memory) const;
@@ -45,12 +46,17 @@ class AttentionOp : public Op {
   const float* prepare_head(const float* x, const std::vector<float>& norm, int position,
                             float* scratch) const;
   void write_head(const StepInput& step, int sequence, int token, int head, float* scratch) const;
-  int gather_tiles(const StepInput& step, const AttentionUnit& unit, int chunk, const uint8_t** tiles) const;
+  Piece first_piece(const AttentionUnit& unit) const;
+  bool advance(const AttentionUnit& unit, Piece& piece) const;
+  int gather_tiles(const StepInput& step, const AttentionUnit& unit, const Piece& piece,
+                   const uint8_t** tiles) const;
   void load_queries(const StepInput& step, const AttentionUnit& unit, const Scratch& scratch) const;
+  void look(const StepInput& step, const Piece& piece, const Scratch& scratch) const;
   void attend(const StepInput& step, const AttentionUnit& unit, const AttentionUnit* next,
               const Scratch& scratch) const;
-  void fold(const StepInput& step, const AttentionUnit& unit, const Scratch& scratch) const;
-  void emit(const StepInput& step, const AttentionUnit& unit, int row, float sum, float* out) const;
+  void write_members(const StepInput& step, const AttentionUnit& unit, float* scratch) const;
+  void fold(const StepInput& step, const AttentionFold& fold, const Scratch& scratch) const;
+  void emit(const StepInput& step, int token, int head, float sum, float* out) const;
 
   Plan& plan_;
   const StepKernels& kernels_;

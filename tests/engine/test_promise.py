@@ -129,6 +129,23 @@ def test_greedy_text_is_the_same_with_a_warm_prefix_cache(backend: str, engines:
     same(answer, solo(backend, longer, GREEDY))
 
 
+def test_requests_over_a_common_prefix_that_decode_together_answer_like_each_alone(
+    backend: str, engines: list[Engine]
+) -> None:
+    random = np.random.default_rng(17)
+    prefix = tuple(random.integers(0, 160, 300).tolist())
+    prompts = [prefix + tuple(random.integers(0, 160, 5 + 9 * i).tolist()) for i in range(6)]
+    engine = engine_of(backend)
+    engines.append(engine)
+    for i, prompt in enumerate(prompts):
+        engine.add(request(f"r{i}", prompt, GREEDY))
+    answers = drain(engine)
+    # All came at once: the first computes the prefix, and the others have it in the same blocks.
+    assert [answers[f"r{i}"].cached_tokens for i in range(6)] == [0, 288, 288, 288, 288, 288]
+    for i, prompt in enumerate(prompts):
+        same(answers[f"r{i}"], solo(backend, prompt, GREEDY))
+
+
 def test_greedy_text_is_the_same_after_preemption(backend: str, engines: list[Engine]) -> None:
     # Two requests of 110 tokens need four blocks each, and there are six.
     sampling = SamplingParams(
