@@ -13,6 +13,7 @@ from fixtures.checkpoints import batch_of, prefill_logits
 from fixtures.families import FAMILIES, GGUF_FAMILIES, make
 from fixtures.gguf_files import write_gguf
 from fixtures.hf import hf_logits
+from toque import _native
 from toque.backends.base import BackendOptions
 from toque.backends.cpu import CpuBackend
 from toque.backends.reference import ReferenceBackend
@@ -32,9 +33,18 @@ def lower(path, backend=None):
     return executable
 
 
-def difference(actual, expected):
-    """Root mean square, in units of the logits' own spread."""
-    return float(np.sqrt(np.mean(np.square(actual - expected))) / expected.std())
+# AVX-512's cache, queries and probabilities are bfloat16 with three bits less. They decide otherwise where a router is
+# all but undecided, so it is the usual token that counts there.
+BFLOAT16 = _native.resolve_isa("").startswith("avx512")
+
+
+def assert_agree(actual, expected):
+    """Root mean square of a token's errors, in units of the logits' own spread."""
+    errors = np.square(actual - expected).mean(axis=1) / np.var(expected)
+    if BFLOAT16:
+        assert np.sqrt(np.median(errors)) < 8 * 3e-3
+    else:
+        assert np.sqrt(errors.mean()) < 3e-3
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -43,7 +53,7 @@ def test_a_family_agrees_with_transformers_from_safetensors(name, tmp_path):
     model.save_pretrained(tmp_path)
     executable = lower(tmp_path)
     whole, *chunked = (prefill_logits(executable, TOKENS, chunk=chunk) for chunk in (0, 70, 1))
-    assert difference(whole, hf_logits(model, TOKENS)) < 3e-3
+    assert_agree(whole, hf_logits(model, TOKENS))
     for logits in chunked:
         np.testing.assert_array_equal(logits, whole)
 
@@ -53,7 +63,7 @@ def test_a_family_agrees_with_transformers_from_gguf(name, tmp_path):
     model = make(name)
     write_gguf(model, tmp_path / "model.gguf")
     logits = prefill_logits(lower(tmp_path / "model.gguf"), TOKENS)
-    assert difference(logits, hf_logits(model, TOKENS)) < 3e-3
+    assert_agree(logits, hf_logits(model, TOKENS))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +82,7 @@ def test_head_sizes_of_real_models(name, head_dim, tmp_path):
     )
     write_gguf(model, tmp_path / "model.gguf")
     logits = prefill_logits(lower(tmp_path / "model.gguf"), TOKENS)
-    assert difference(logits, hf_logits(model, TOKENS)) < 3e-3
+    assert_agree(logits, hf_logits(model, TOKENS))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "BF16"])
