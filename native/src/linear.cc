@@ -73,7 +73,7 @@ struct Product {
     scale_floats = scale_stride(in.kind, in.width);
     kernels = kernels_of(w.format);
     unpacked_bytes = 0;
-    if (kernels.unpacked_peaks != nullptr && tiles >= kUnpackTiles) {
+    if (kernels.unpacked[kTileMax] != nullptr && tiles >= kUnpackTiles) {
       size_t bytes = unpacked_tile_bytes(w.format, w.cols);
       if (bytes <= kUnpackLimit) unpacked_bytes = bytes;
     }

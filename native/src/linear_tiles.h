@@ -143,7 +143,14 @@ TOQUE_CONSTEXPR size_t unpacked_scales(Format format) {
 TOQUE_CONSTEXPR size_t unpacked_block_bytes(Format format) {
   return unpacked_scales(format) + unpacked_bytes(format);
 }
+// An unpacked tile of FP8: each record with its scales, then its weights as f16.
+TOQUE_CONSTEXPR size_t unpacked_f8_bytes(Format format) {
+  return 64 + (size_t)f8_span(format) * kTileRows * sizeof(uint16_t);
+}
 TOQUE_CONSTEXPR size_t unpacked_tile_bytes(Format format, int cols) {
+  if (is_f8(format)) {
+    return (size_t)((cols + f8_span(format) - 1) / f8_span(format)) * unpacked_f8_bytes(format);
+  }
   return (size_t)(cols / kGroup) * unpacked_block_bytes(format);
 }
 
@@ -284,23 +291,40 @@ TOQUE_INLINE f32x16 load_weights(const uint8_t* tile, int k) {
 }
 
 // FP8 weights with f32 activations: each record's sum is scaled as a whole.
-template <Format F, int T>
+template <Format F, Source From, int T>
 void f8_tile(const TileArgs& args) {
   constexpr int kSpan = f8_span(F);
+  constexpr size_t kRecordBytes = From == Source::kUnpacked ? unpacked_f8_bytes(F) : f8_record_bytes(F);
   Sums<T, (T > kRegisterSums)> sums(args.sums);
   const float* a = (const float*)args.codes;
   const uint8_t* record = args.weights;
-  for (int k = 0; k < args.cols; k += kSpan, record += f8_record_bytes(F)) {
+  uint8_t* kept = args.kept;
+  for (int k = 0; k < args.cols; k += kSpan, record += kRecordBytes) {
     const int count = args.cols - k < kSpan ? args.cols - k : kSpan;
     if constexpr (T == 1) {
       for (size_t i = 0; i < f8_record_bytes(F); i += 64) prefetch(record + kPrefetchBytes + i);
     }
     const uint8_t* codes = record + 64;
+    if constexpr (From == Source::kKeep) {
+      store((float*)kept, load((const float*)record));
+      kept += 64;
+    }
     f32x16 part[T];
     TOQUE_UNROLL
     for (int t = 0; t < T; ++t) part[t] = zero_f32();
-    for (int i = 0; i < count; ++i, codes += kTileRows, a += T) {
-      const f32x16 w = load_f8(codes);
+    for (int i = 0; i < count; ++i, a += T) {
+      f32x16 w;
+      if constexpr (From == Source::kUnpacked) {
+        w = load_f16((const uint16_t*)codes);
+        codes += kTileRows * sizeof(uint16_t);
+      } else {
+        w = load_f8(codes);
+        codes += kTileRows;
+      }
+      if constexpr (From == Source::kKeep) {
+        store_f16((uint16_t*)kept, w);  // exact: f16 has more bits in both parts
+        kept += kTileRows * sizeof(uint16_t);
+      }
       TOQUE_UNROLL
       for (int t = 0; t < T; ++t) part[t] = fma(w, broadcast(a[t]), part[t]);
     }
@@ -373,7 +397,10 @@ TOQUE_INLINE void fill_kernels(FormatKernels& kernels) {
     } else if constexpr (F == Format::kBF16 && kBF16Pairs) {
       kernels.packed[T] = bf16_tile<T>;
     } else if constexpr (is_f8(F)) {
-      kernels.packed[T] = f8_tile<F, T>;
+      kernels.packed[T] = f8_tile<F, Source::kPacked, T>;
+      if constexpr (kUnpackAhead && T >= kLeastKeep) kernels.keep[T] = f8_tile<F, Source::kKeep, T>;
+      if constexpr (kUnpackAhead && T >= kLeastUnpacked)
+        kernels.unpacked[T] = f8_tile<F, Source::kUnpacked, T>;
     } else {
       kernels.packed[T] = float_tile<F, T>;
     }
