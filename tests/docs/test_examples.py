@@ -79,7 +79,7 @@ def test_the_curl_call_is_answered_with_sense(server: Server) -> None:
 def test_the_openai_client_prints_a_text(server: Server) -> None:
     code = block("python", "from openai")
     assert ADDRESS in code
-    assert len(python(code.replace(ADDRESS, server.url)).split()) > 3
+    assert python(code.replace(ADDRESS, server.url)).strip()  # what it says is drawn at random
 
 
 @pytest.mark.model

@@ -52,3 +52,14 @@ def test_nobody_is_blamed_for_our_own_sleep() -> None:
     assert life.judge(61, Health(ReplicaState.DEGRADED, silent_s=60)) == ""
     assert not judge(life, 61.25, 62, READY)
     assert life.ready_s() == pytest.approx(62, abs=0.3)
+
+
+@pytest.mark.parametrize(("loaded", "expected"), [(True, 0.0), (False, None)])
+def test_one_that_was_ready_between_two_looks_is_no_crash_at_start(
+    loaded: bool, expected: float | None
+) -> None:
+    """A request that kills replicas as soon as they are ready must not pass for a model that does not load."""
+    life = Life(HangBounds())
+    life.judge(0.0, Health(ReplicaState.STARTING))
+    life.judge(0.25, Health(ReplicaState.DEAD, loaded=loaded))
+    assert life.ready_s() == expected

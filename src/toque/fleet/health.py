@@ -16,12 +16,14 @@ POLL_S = 0.25
 
 
 class Health(Struct, frozen=True):
-    """A replica's state as it says itself, for how long it has said nothing, and its last report."""
+    """A replica's state as it says itself, for how long it has said nothing, and its last report. ``loaded``: it has
+    been ready, if only for a moment that nobody looked at."""
 
     state: ReplicaState
     silent_s: float = 0.0
     reason: str = ""
     stats: EngineStats = EngineStats()
+    loaded: bool = False
 
 
 class HealthSource(Protocol):
@@ -67,7 +69,8 @@ class SessionHealth:
         session = self._sessions.get((replica_id, epoch))
         if session is None:
             return None
-        return Health(session.state, session.silent_s, session.reason, session.stats())
+        loaded = session.card is not None
+        return Health(session.state, session.silent_s, session.reason, session.stats(), loaded)
 
     async def close(self) -> None:
         self.follow(())
@@ -109,8 +112,8 @@ class Life:
         if health.state not in self._since:
             self._since = {health.state: now}
         lasted = now - max(self._since[health.state], self._awake_since)
-        if health.state is ReplicaState.READY and self._ready_since is None:
-            self._ready_since = now
+        if self._ready_since is None and (health.loaded or health.state is ReplicaState.READY):
+            self._ready_since = now  # or a moment before: a request may have ended it since
         silent = min(health.silent_s, now - self._awake_since)
         if silent > self._bounds.silent_s:
             return f"it hung: nothing heard for {silent:.0f} s"
