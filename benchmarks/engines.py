@@ -24,8 +24,8 @@ _CHUNK = 512  # tokens of a prompt in a step
 
 @dataclass(frozen=True)
 class Cost:
-    """What a token costs: bytes of weights that a step reads once, multiply-adds, of them the output matrix's (a prompt
-    needs those for its last token only), bytes of KV cache per token of context."""
+    """What a token costs: bytes of weights that a step reads once, multiply-adds, and those of the output matrix (a
+    prompt needs them for its last token only), bytes of KV cache per token of context."""
 
     weight_bytes: int
     products: int
@@ -128,13 +128,13 @@ def share(row: Row, price: Cost, speed: float, machine: dict[str, float]) -> dic
     c = row.command
     if c["op"] == "decode":
         per_token = price.weight_bytes / c["batch"] + c["context"] * price.kv_bytes
-        products = float(price.products)
+        products = float(price.products + price.output_products)
     elif c["op"] == "embed":  # no output matrix
         per_token = price.weight_bytes / row.tokens
         products = float(price.products)
     else:
         per_token = price.weight_bytes / min(c["tokens"], _CHUNK)
-        products = price.products - price.output_products * (1 - 1 / c["tokens"])
+        products = price.products + price.output_products / c["tokens"]
     by_memory = machine["dram_gb_s"] * 1e9 / per_token
     by_products = machine["int8_gmac_s"] * 1e9 / products
     bound = min(by_memory, by_products)
