@@ -29,7 +29,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_shares_follow_from_bytes_and_products(monkeypatch: pytest.MonkeyPatch) -> None:
     engines, floors = load("engines", monkeypatch), load("floors", monkeypatch)
     price = engines.Cost(
-        weight_bytes=100_000_000, products=110_000_000, output_products=10_000_000, kv_bytes=20_000
+        weight_bytes=100_000_000, products=100_000_000, output_products=10_000_000, kv_bytes=20_000
     )
     machine = {"dram_gb_s": 20.0, "int8_gmac_s": 100.0}
 
@@ -45,6 +45,16 @@ def test_shares_follow_from_bytes_and_products(monkeypatch: pytest.MonkeyPatch) 
     prompt = share(floors.prefill(512), 800.0)
     assert (prompt["limit"], prompt["bound"]) == ("int8 peak", pytest.approx(100e9 / 100e6, rel=1e-3))
     assert prompt["share"] == pytest.approx(0.8, rel=1e-3)
+
+
+@pytest.mark.model
+def test_what_a_token_of_a_real_model_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines, synthetic = load("engines", monkeypatch), load("synthetic", monkeypatch)
+    price = engines.cost(synthetic.MODELS / synthetic.SMOLLM2)
+    layer = 576 * (576 + 192 + 192 + 576 + 3 * 1536)
+    assert price.products == pytest.approx(30 * layer, rel=0.03)  # of the last layer not all, in a prompt
+    assert price.output_products == 49_152 * 576
+    assert price.weight_bytes == pytest.approx(30 * layer * 0.625 + price.output_products * 34 / 32, rel=0.01)
 
 
 def test_verdicts_say_by_how_much_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
