@@ -17,6 +17,7 @@ from toque.errors import RequestError
 from toque.text.grammar.schema import checked_schema
 from toque.text.grammar.spec import GrammarSpec, ToolSpec
 from toque.text.tools.choose import tool_parser
+from toque.text.tools.parameter_types import ParameterTypes
 
 from .folding import Folded, cut, fold, options
 
@@ -271,6 +272,59 @@ def test_what_bare_text_cannot_be_held_to_is_enforced_as_json(schema: dict[str, 
     assert spec.value["dialect"] == "hermes"
     assert spec_of({"f": schema, **WEATHER}).value["dialect"] == "hermes"
     start(spec)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "maxLength": 100}, "x < y </par> " * 7, "x" * 101),
+        ({"type": "string", "maxLength": 5_000}, "<" * 4_000, "x</parameter>"),
+        ({"type": "string", "pattern": "[a-z]+@[a-z]+", "maxLength": 200}, "to ann@home.", "x" * 20),
+    ],
+)
+def test_long_texts_are_written_and_read(schema: dict[str, Any], good: str, bad: str) -> None:
+    """A bound of 60 characters and more once had too many states for the lexer: every such call failed."""
+    schemas = {
+        "f": {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+    }
+    spec = spec_of(schemas)
+    assert spec.value["dialect"] == "qwen3-coder"
+    assert accepts(spec, call("f", a=good))
+    assert read(schemas, call("f", a=good)).values == [("f", {"a": good})]
+    assert not accepts(spec, call("f", a=bad))
+
+
+def test_references_that_multiply_are_given_up_soon() -> None:
+    """Seven levels of 300 references each: all their paths would take longer than anybody lives."""
+    definitions: dict[str, Any] = {
+        f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 300} for i in range(7)
+    }
+    definitions["a7"] = {"type": "string"}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/a0"}},
+        "required": ["a"],
+        "$defs": definitions,
+    }
+    assert spec_of({"f": schema}).value["dialect"] == "hermes"
+    assert ParameterTypes(schema).kinds("a") == {"string"}
+    assert ParameterTypes({"properties": {"a": {"$ref": "#/properties/a"}}}).kinds("a") is None
+
+
+def test_definitions_that_every_parameter_brings_along_are_bounded() -> None:
+    definitions = {
+        f"d{i}": {"type": "object", "properties": {"x" * 200: {"type": "integer"}}} for i in range(100)
+    }
+    properties = {f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(100)}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+    assert spec_of({"f": schema}).value["dialect"] == "hermes"
+    few = schema | {"properties": {"p0": properties["p0"]}}
+    assert spec_of({"f": few}).value["dialect"] == "qwen3-coder"
 
 
 def test_the_closing_tag_inside_a_string_of_json_does_not_end_the_parameter() -> None:

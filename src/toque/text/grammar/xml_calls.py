@@ -20,8 +20,22 @@ from toque.text.tools.parameter_types import ParameterTypes
 _MAX_PARAMETERS = 256
 _NAME = re.compile(r'[^<>\s"]{1,256}')
 _END = '"\\n</parameter>\\n"'
-# Any text that does not end the parameter.
-_FREE = r"/(?s:.*)/ & ~/(?s:.*)<\/parameter>(?s:.*)/"
+_LEFT = 2_000  # steps into alternatives of a function's parameters: references multiply them
+_ROOM = 1 << 18  # characters of schemas in a grammar, with the definitions that each parameter brings along
+
+
+def _free() -> str:
+    """Any text that does not end the parameter: after each ``<`` comes something else than the rest of the tag.
+
+    Said positively: as a complement, an intersection with a bounded length has too many states for the lexer.
+    """
+    rest = "/parameter>"
+    escaped = [character.replace("/", r"\/") for character in rest]
+    others = ("".join(escaped[:i]) + f"(?:[^<{escaped[i]}][^<]*)?" for i in range(len(rest)))
+    return f"/[^<]*(?:<(?:{'|'.join(others)}))*/"
+
+
+_FREE = _free()
 _BLANK = r"[\s\x1c-\x1f]*"  # what str.strip takes off
 # Texts that the parser reads as null, a boolean, or a number that is none of the integers written as such.
 _WORDS = {"null": ("null", "None"), "boolean": ("true", "false", "True", "False")}
@@ -82,6 +96,7 @@ class _Rules:
         self._regex = regex
         self._inlined = inlined
         self._named: dict[str, str] = {}
+        self._room = _ROOM
 
     def terminals(self) -> list[str]:
         return [f"{name}: {expression}" for expression, name in self._named.items()]
@@ -120,6 +135,9 @@ class _Rules:
         return self._regex(pattern)
 
     def json(self, schema: Any) -> str:
+        self._room -= len(json.dumps(schema))
+        if self._room < 0:
+            raise NotWritable  # another dialect writes the definitions once
         return f'%json {self._inlined(schema)} "\\n</parameter>\\n"'
 
 
@@ -130,6 +148,7 @@ class _Values:
         self._root = root
         self._rules = rules
         self._types = ParameterTypes(root)
+        self._left = _LEFT
 
     def value(self, name: str, schema: Any) -> str:
         """What may stand between a parameter's tags, the closing one included."""
@@ -163,7 +182,8 @@ class _Values:
 
     def _members(self, schema: Mapping[str, Any], depth: int) -> list[Mapping[str, Any]]:
         """The alternatives of a schema, without references, each of them with keywords of its own only."""
-        if depth > 16:
+        self._left -= 1
+        if depth > 16 or self._left < 0:
             raise NotWritable
         for keyword in ("$ref", "anyOf", "oneOf", "allOf"):
             if keyword not in schema:

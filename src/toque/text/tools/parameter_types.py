@@ -16,6 +16,8 @@ class ParameterTypes:
 
     def __init__(self, schema: Any) -> None:
         self._schema: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+        self._known: dict[str, frozenset[str] | None] = {}
+        self._referred: dict[str, frozenset[str] | None] = {}  # each reference is followed once
 
     def only_text(self, name: str) -> bool:
         """The value is text, whatever it looks like."""
@@ -33,15 +35,20 @@ class ParameterTypes:
 
     def kinds(self, name: str) -> frozenset[str] | None:
         """The kinds of JSON that a parameter may be, integers and numbers always together; None: any."""
-        properties = self._schema.get("properties")
-        schema = properties.get(name) if isinstance(properties, Mapping) else None
-        return self._kinds(schema, 0)
+        if name not in self._known:
+            properties = self._schema.get("properties")
+            schema = properties.get(name) if isinstance(properties, Mapping) else None
+            self._known[name] = self._kinds(schema, 0)
+        return self._known[name]
 
     def _kinds(self, schema: Any, depth: int) -> frozenset[str] | None:
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return None
         if isinstance(reference := schema.get("$ref"), str):
-            return self._kinds(self.at(reference), depth + 1)
+            if reference not in self._referred:
+                self._referred[reference] = None  # what leads back to itself may be anything
+                self._referred[reference] = self._kinds(self.at(reference), depth + 1)
+            return self._referred[reference]
         named = schema.get("type")
         if isinstance(named, str | list):
             names = {named} if isinstance(named, str) else {name for name in named if isinstance(name, str)}
