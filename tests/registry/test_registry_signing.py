@@ -86,6 +86,39 @@ def test_a_signature_is_of_one_version_and_by_one_key(signed: Signed) -> None:
     assert trusted_signature([made], [signed.eve_public, signed.ann_public], "bot/1", "d1") == made
 
 
+async def test_a_file_that_is_called_as_a_version_is_not_served_in_its_place(
+    signed: Signed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Registry(Store(signed.home)) as registry:
+        registry.database.move_alias("bot", "live", 2)
+    signed.sign("bot/2", signed.ann)
+    (tmp_path / "cwd" / "bot").mkdir(parents=True)
+    (tmp_path / "cwd" / "bot" / "2").write_bytes(b"another model")
+    monkeypatch.chdir(tmp_path / "cwd")
+    revision = await resolver(signed.settings())("bot@live")
+    assert Path(revision.path).is_relative_to(signed.home)
+
+
+def test_an_alias_that_moves_meanwhile_does_not_lend_its_new_version_s_signature(
+    signed: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Registry(Store(signed.home)) as registry:
+        registry.database.move_alias("bot", "live", 1)
+    signed.sign("bot/2", signed.ann)
+    pull = Store.pull
+
+    def slow(store: Store, *arguments: Any, **more: Any) -> Path:
+        path = pull(store, *arguments, **more)
+        with Registry(Store(signed.home)) as registry:
+            registry.database.move_alias("bot", "live", 2)
+        return path
+
+    monkeypatch.setattr(Store, "pull", slow)
+    with pytest.raises(SignatureError, match="bot/1 is not served"):
+        resolve_served("bot@live", registry=signed.settings())
+    assert resolve_served("bot@live", registry=signed.settings()).label == "bot/2"
+
+
 async def test_only_what_a_trusted_key_has_signed_is_served(signed: Signed) -> None:
     with pytest.raises(SignatureError, match=r"bot/1 is not served: nobody has signed it"):
         await signed.served("bot/1")

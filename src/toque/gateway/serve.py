@@ -267,16 +267,19 @@ def resolve(
         return ServedModel(
             name if separator else plain, path.absolute(), label=file_label(path, state), state=state
         )
+    from toque.registry.progress import LogProgress
     from toque.registry.store import Store
+    from toque.registry.versions import resolve_version
 
     store = Store(registry=registry)
-    path = store.resolve(target, report)
-    record = store.show(target)
+    # One look: what is checked, named and opened is the same version, though its alias move meanwhile.
+    told = LogProgress(logging.getLogger("toque.registry")) if report is None else report
+    version = resolve_version(target, store=store, report=told)
     if settings.require_signature:
         from toque.registry.signing import check_signed
 
-        check_signed(store, record.name)
-    return ServedModel(name if separator else target, path, record.digest, record.name, target)
+        check_signed(store, version.reference)
+    return ServedModel(name if separator else target, version.path, version.digest, version.reference, target)
 
 
 def with_keys_file(settings: Settings) -> Settings:

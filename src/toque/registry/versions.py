@@ -87,7 +87,7 @@ def resolve_version(
     if _local(reference) is not None:
         path = store.resolve(reference)
         return ResolvedVersion(pinned.model, 0, "", pinned.size, path=path)
-    path = store.resolve(pinned.reference, report)
+    path = store.pull(pinned.reference, report)  # never a path of the working directory that is called so
     return ResolvedVersion(pinned.model, pinned.version, pinned.digest, pinned.size, pinned.alias, path=path)
 
 
