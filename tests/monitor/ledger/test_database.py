@@ -11,6 +11,7 @@ from copy import copy
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete, insert
 
 from toque.errors import ConfigError, StoreError
 from toque.monitor.ledger.database import SCHEMA, Database
@@ -194,6 +195,23 @@ def test_a_ledger_from_before_the_hours_of_keys_gets_them(database: Database) ->
     rows = +stored(again, KEY_HOURS.table.name, KEY_HOURS.groups)
     assert rows == +by_hand(first + later, 3_600, KEY_HOURS.groups)
     again.close()
+
+
+def test_hours_of_keys_that_an_older_gateway_did_not_keep_are_mended(database: Database) -> None:
+    maker = Maker(12, days=3)
+    records = [maker.closed() for _ in range(120)]
+    database.apply(records[:80])
+    with database.write() as connection:
+        kept = [tuple(row) for row in connection.exec_driver_sql("SELECT * FROM usage_key_hour")]
+    database.apply(records[80:])
+    with database.write() as connection:  # as if the last forty were an older gateway's
+        connection.execute(delete(KEY_HOURS.table))
+        connection.execute(insert(KEY_HOURS.table).values(kept))
+    assert database.mend_key_hours(0)
+    assert +stored(database, KEY_HOURS.table.name, KEY_HOURS.groups) == +by_hand(
+        records, 3_600, KEY_HOURS.groups
+    )
+    assert not database.mend_key_hours(0)
 
 
 def test_a_ledger_of_a_newer_toque_is_left_alone(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ BATCH = 1_000
 INTERVAL_S = 0.5
 MAX_RETRY_S = 15.0
 SWEEP_S = 600.0
-DAY_S = 86_400
+HOUR_S, DAY_S = 3_600, 86_400
+_MENDED_S = 7 * DAY_S  # what a start looks at of the sums that an older gateway may not have kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,9 @@ class Applier:
             journal.forget(journal.head.segment)
             self._close_orphans(gateway)
         self._close_orphans(self._gateway)
+        assert self._database is not None
+        if self._database.mend_key_hours(int(self._clock()) // HOUR_S * HOUR_S - _MENDED_S):
+            log.warning("sums by hour and key were not kept by an older gateway, and are added up again")
         self._recovered = True
 
     def _close_orphans(self, gateway: str) -> None:

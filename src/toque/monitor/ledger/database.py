@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, String, delete, func, select
+from sqlalchemy import Connection, String, delete, func, insert, select, text
 
 from toque.monitor.ledger.record import Attempt, Outcome, UsageRecord
 from toque.monitor.ledger.rollup import coarser, fold
 from toque.monitor.ledger.tables import (
     DAYS,
     HOURS,
+    KEY_HOURS,
     MEASURES,
     ROLLUPS,
     usage_attempt,
@@ -124,6 +125,33 @@ class Database(SqlDatabase):
             for hours in (rollup.table for rollup in ROLLUPS if rollup.seconds == HOURS.seconds):
                 removed += connection.execute(delete(hours).where(hours.c.bucket < hours_before)).rowcount
         return removed
+
+    def mend_key_hours(self, since: int) -> bool:
+        """Make the sums of keys' hours from ``since`` on (seconds since the epoch) follow from the finest ones, where
+        they do not: an older gateway that shared this ledger keeps none. True if there was something to mend."""
+        finest, coarse = HOURS.table, KEY_HOURS.table
+        requests = (
+            select(func.coalesce(func.sum(table.c.requests), 0))
+            .where(table.c.bucket >= since)
+            .scalar_subquery()
+            for table in (finest, coarse)
+        )
+        with self.read() as connection:
+            here, there = connection.execute(select(*requests)).one()
+        if int(here) == int(there):
+            return False
+        columns = ("bucket", *KEY_HOURS.groups)
+        sums = (
+            select(*(finest.c[name] for name in columns), *(func.sum(finest.c[name]) for name in MEASURES))
+            .where(finest.c.bucket >= since)
+            .group_by(*(finest.c[name] for name in columns))
+        )
+        with self.write() as connection:
+            if self.dialect == "postgresql":
+                connection.execute(text("LOCK TABLE usage_hour, usage_key_hour IN SHARE ROW EXCLUSIVE MODE"))
+            connection.execute(delete(coarse).where(coarse.c.bucket >= since))
+            connection.execute(insert(coarse).from_select([*columns, *MEASURES], sums))
+        return True
 
     def rebuild(self) -> None:
         """Add up the roll-ups anew from the raw rows that there are. For repairs, and for tests."""
