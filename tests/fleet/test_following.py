@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from fixtures.virtual_fleet import World, deployment
-from toque.errors import DownloadError
+from toque.errors import DownloadError, NotFoundError
+from toque.fleet.admin import Edit
 from toque.fleet.durable import DurableFleet
 from toque.fleet.embedded import LocalFleet
 from toque.fleet.following import RETRY_S, Following
 from toque.fleet.rollout import Phase
 from toque.fleet.spec import RolloutPolicy
-from toque.fleet.store import Proposal, Revision
+from toque.fleet.store import DeploymentRow, Proposal, Revision
 
 AUTO = RolloutPolicy(strategy="surge", follow="auto")
 FAKE = [sys.executable, "-m", "toque.replica.fake"]
@@ -101,6 +102,34 @@ async def test_a_move_during_a_rollout_is_proposed_beside_it() -> None:
     await world.run(5)
     view = await world.admin.deployment("m")
     assert (view.version, view.proposed and view.proposed.version) == ("bot/2", "bot/3")
+
+
+async def test_a_rollout_that_returns_to_what_was_proposed_leaves_nothing_proposed() -> None:
+    world, bot = await following()
+    await bot.move(world, 2)
+    await world.admin.start_rollout("m")
+    await world.run(0.25)
+    assert await bot.move(world, 1) == ["m"]  # something else than what is on its way
+    await world.admin.undo("m")
+    await world.run(5)
+    assert (await world.admin.deployment("m")).version == "bot/1"
+    assert await proposed(world) is None
+
+
+async def test_one_deployment_that_vanishes_keeps_no_other_from_its_offer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, bot = await following()
+    await world.deploy(deployment(name="z", model="bot@live"))
+    edit = world.admin._edit
+
+    async def gone(name: str, change: Edit) -> DeploymentRow:
+        if name == "m":
+            raise NotFoundError("there is no deployment m")
+        return await edit(name, change)
+
+    monkeypatch.setattr(world.admin, "_edit", gone)
+    assert await bot.move(world, 2) == ["z"]
 
 
 async def test_auto_begins_by_itself_and_after_a_running_rollout() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -204,7 +205,14 @@ class FleetAdmin:
 
         rows, _, _ = await self._all()
         names = sorted(name for name, row in rows.items() if follows(row, model, alias))
-        return [name for name in names if (await self._edit(name, edit)).proposed is not None]
+        told = []
+        for name in names:
+            with suppress(
+                NotFoundError, ConflictError
+            ):  # gone, or changed too often: the others are told still
+                if (await self._edit(name, edit)).proposed is not None:
+                    told.append(name)
+        return told
 
     async def deployments(self) -> list[DeploymentView]:
         rows, replicas, tables = await self._all()

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from toque.fleet import rollout as rollouts
 from toque.fleet.autoscaler import ScalingMemory, ScalingObservation, decide
 from toque.fleet.health import Health
+from toque.fleet.revisions import offered
 from toque.fleet.rollout import Phase, RevisionView, Wanted
 from toque.fleet.signals import Demand
 from toque.fleet.store import DeploymentRow, ReplicaRow
@@ -100,6 +101,9 @@ def rolled(row: DeploymentRow, seen: Seen, now: float) -> tuple[DeploymentRow, W
         back = row.revision(after.old)
         row = replace(row, spec=replace(row.spec, model=back.reference, engine=back.engine))
     if not after.running:
+        # What was proposed meanwhile may be what runs again, or be of a reference that is not followed any more.
+        known = row.proposed
+        row = offered(row, known if known is not None and known.reference == row.spec.model else None)
         wanted = Wanted({row.current: row.target}, {row.current: 1.0})
     return row, wanted
 
