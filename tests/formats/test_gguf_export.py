@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers as hf
+from safetensors.numpy import load_file, save_file
 
 from fixtures.checkpoints import prefill_logits
 from fixtures.hf import hf_logits, tiny
 from formats import quantized as q
 from toque.backends.base import BackendOptions
 from toque.backends.reference import ReferenceBackend
-from toque.errors import UnsupportedModelError
+from toque.errors import FormatError, UnsupportedModelError
 from toque.formats import dequantize, load_checkpoint
 from toque.formats.checkpoint import Checkpoint
 from toque.formats.convert import quantize_model
@@ -112,6 +113,11 @@ def test_a_written_file_is_the_same_model(name: str, tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "window": ("mistral whose window is its context", {"sliding_window": 24}, "sliding_window"),
     "pattern": ("gemma3", {"layer_types": ["full_attention"] * 7}, "sliding_window_pattern"),
+    "pattern of rotations": (
+        "gemma3",
+        {"layer_types": ["full_attention"] * 7, "sliding_window": 64, "max_position_embeddings": 64},
+        "sliding_window_pattern",
+    ),
     "scale": ("gemma2", {"query_pre_attn_scalar": 20}, "attention_scale"),
     "activation": ("llama", {"hidden_act": "gelu"}, "hidden_act"),
     "experts' weights": ("qwen3moe", {"norm_topk_prob": False}, "norm_expert_weights"),
@@ -128,8 +134,28 @@ def test_what_a_file_cannot_state_is_refused_by_name(name: str, tmp_path: Path) 
     assert not (tmp_path / "small.gguf").exists()
 
 
-def test_a_checkpoint_in_act_order_is_written_in_its_own_order(tmp_path: Path) -> None:
+def test_a_window_that_hides_nothing_is_stated_where_readers_have_one_of_their_own(tmp_path: Path) -> None:
+    model_of("gemma2", sliding_window=64, max_position_embeddings=64).save_pretrained(tmp_path / "plain")
+    quantize_model(tmp_path / "plain", tmp_path / "small.gguf", "q8_0")
+    assert load_checkpoint(tmp_path / "small.gguf").config.sliding_window == 64
+
+
+def test_an_act_order_checkpoint_whose_shapes_do_not_fit_is_refused(tmp_path: Path) -> None:
     model_of("llama").save_pretrained(tmp_path / "plain")
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True}
+    q.quantize_folder(tmp_path / "plain", tmp_path / "gptq", config, lambda w: q.gptq(w, act_order=True))
+    file = tmp_path / "gptq" / "model.safetensors"
+    tensors = load_file(file)
+    gate = "model.layers.0.mlp.gate_proj."
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(gate)}
+    save_file(tensors | {gate + "weight": np.zeros(4, np.float32)}, file)
+    with pytest.raises(FormatError, match="shape"):
+        load_checkpoint(tmp_path / "gptq")
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_a_checkpoint_in_act_order_is_written_in_its_own_order(family: str, tmp_path: Path) -> None:
+    model_of(family).save_pretrained(tmp_path / "plain")
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True}
     q.quantize_folder(tmp_path / "plain", tmp_path / "gptq", config, lambda w: q.gptq(w, act_order=True))
     quantize_model(tmp_path / "gptq", tmp_path / "small.gguf", "q8_0", requantize=True)

@@ -60,8 +60,10 @@ def export_metadata(checkpoint: Checkpoint) -> Metadata:
         "rope.dimension_count": config.rope_dim or config.head_dim,
         "vocab_size": config.vocab_size,
     }
-    if _window(config):
-        whole["attention.sliding_window"] = config.sliding_window
+    if (
+        _window(config) or config.architecture in _PATTERNS
+    ):  # whose readers have a window of their own for none
+        whole["attention.sliding_window"] = config.sliding_window or config.context_length
     if config.n_experts:
         whole |= {"expert_count": config.n_experts, "expert_used_count": config.n_experts_used}
     if config.expert_ffn_size:
@@ -99,7 +101,8 @@ def _check(name: str, config: ModelConfig) -> None:
         "pooling": not config.pooling,
         "hidden_act": config.hidden_act == ("gelu_tanh" if gemma else "silu"),
         "sliding_window": not _window(config) or kind == "phi3" or kind in _PATTERNS,
-        "sliding_window_pattern": not _window(config)
+        # gemma3's layers with a window rotate by another base, whether or not it hides anything.
+        "sliding_window_pattern": not (_window(config) or config.rope_local_theta)
         or config.sliding_window_pattern == _PATTERNS.get(kind, 0),
         "attention_scale": math.isclose(config.attention_scale or scale, scale, rel_tol=1e-6),
         "attention_softcap": not config.attention_softcap or kind == "gemma2",
@@ -182,7 +185,7 @@ def _fused(tensors: Mapping[str, TensorData], n_layers: int) -> dict[str, Tensor
     result = dict(tensors)
     for layer in range(n_layers):
         for whole, names in _FUSED.items():
-            parts = tuple(result.pop(f"blk.{layer}.{name}.weight") for name in names)
+            parts = tuple(_in_order(result.pop(f"blk.{layer}.{name}.weight")) for name in names)
             shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
             empty = np.empty((0, parts[0].raw.shape[1]), np.uint8)
             name = f"blk.{layer}.{whole}.weight"
@@ -195,13 +198,20 @@ def _interleaved(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
     return np.arange(rows).reshape(rows // head_dim, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)
 
 
+def _in_order(tensor: TensorData) -> TensorData:
+    return tensor if tensor.row_order is None else _rows_by(tensor, tensor.row_order)
+
+
 def _rows_by(tensor: TensorData, order: npt.NDArray[np.int64]) -> TensorData:
     if len(tensor.shape) == 1:  # a bias
         return _vector(tensor.name, dequantize(tensor)[order])
     raw = tensor.raw
 
     def rows(first: int, last: int) -> Bytes:
-        whole: Bytes = np.asarray(raw)  # a view of the mapped file, but of a checkpoint quantized before
-        return whole[order[first:last]]
+        # Of a checkpoint quantized before, rows are converted as they are asked for: not all of them each time.
+        wanted = order[first:last]
+        low, high = int(wanted.min(initial=raw.shape[0])), int(wanted.max(initial=-1))
+        near: Bytes = np.asarray(raw[low : high + 1])
+        return near[wanted - low]
 
     return replace(tensor, raw=ConvertedRows(raw.shape[0], raw.shape[1], rows), row_order=None)

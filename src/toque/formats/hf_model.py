@@ -118,18 +118,23 @@ def load_folder(folder: Path, architectures: Collection[str] | None = None) -> C
         if config.architecture.startswith("gemma") and name.endswith("norm.weight"):
             tensor = _plus_one(tensor)
         tensors[name] = tensor
-    tensors = settle_column_orders(_unfused(tensors, config), config.n_layers)
+    tensors = _unfused(tensors, config)
     if config.n_experts:
         tensors = stack_experts(tensors, config.n_experts)
     check_tensors(config, tensors, names.hf, required=biases)
+    tensors = settle_column_orders(tensors, config.n_layers)  # whose shapes are known to fit now
+    layers = {name: tensor for name, tensor in tensors.items() if name not in _NEVER_QUANTIZED}
     return Checkpoint(
         path=folder,
         format="safetensors",
         config=config,
         tensors=tensors,
-        quantization=_label(scheme, dominant_type(tensors)),
+        quantization=_label(scheme, dominant_type(tensors if scheme is None else layers)),
         folder=folder,
     )
+
+
+_NEVER_QUANTIZED = ("token_embd.weight", "output.weight")  # by the usual tools
 
 
 def _label(scheme: Scheme | None, kind: str) -> str:
