@@ -14,22 +14,16 @@ from toque.gateway.serve import ServedModel, resolve
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Any]]:
     """What the store was asked for; it knows everything."""
     found: list[tuple[str, Any]] = []
+    monkeypatch.setenv("TOQUE_HOME", str(tmp_path / "home"))
 
-    class Store:
-        def __init__(self, registry: Any = None) -> None:
-            pass
+    def resolve_version(reference: str, *, store: Any, report: Any) -> Any:
+        found.append((reference, report))
+        return SimpleNamespace(path=Path("/store/model.gguf"), digest="sha256:1", reference="stored")
 
-        def resolve(self, reference: str, report: Any = None) -> Path:
-            found.append((reference, report))
-            return Path("/store/model.gguf")
-
-        def show(self, name: str) -> Any:
-            return SimpleNamespace(digest="sha256:1", name="stored")
-
-    monkeypatch.setattr("toque.registry.store.Store", Store)
+    monkeypatch.setattr("toque.registry.versions.resolve_version", resolve_version)
     return found
 
 
