@@ -142,9 +142,10 @@ async def test_arrivals_are_held_during_a_swap_and_go_to_the_new_version_in_orde
         held = []
         for i in range(5):
             held.append(asyncio.create_task(f.said(prompt="x" * (i + 1))))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01 if i else 0.3)
         assert await running == "old text"
         assert f.m.signals().waiting == 5
+        await asyncio.sleep(0.3)  # the first has looked again unasked meanwhile, the others not
         assert await f.status("/ready") == 200
         f.tables(table("a:v1:draining", held=True, shares={"v2": 1.0}))
         f.tables(table("b:v2", held=True, shares={"v2": 1.0}))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from toque.types import ModelCard
 
 _SERVING = (ReplicaState.READY, ReplicaState.DEGRADED)
-_RECHECK_S = 0.5
 
 
 class Deployment:
@@ -204,7 +203,6 @@ class FleetDeployment(Deployment):
         self._expected = expected
         self._resting_since: float | None = None
         self._waiting: dict[int, float] = {}  # requests that have no version yet, and since when
-        self._arrivals = 0
 
     @property
     def table(self) -> RoutingTable:
@@ -246,14 +244,14 @@ class FleetDeployment(Deployment):
 
     async def until_known(self) -> None:
         """Returns once a face is loaded. ModelError says why none can be."""
-        until = time.monotonic() + self.limits.load_wait_s
+        place, until = self.pool.place(), time.monotonic() + self.limits.load_wait_s
         self._faces.recall()
         while not self._faces:
             if self._unreadable and not self._faces.reading:
                 raise UnavailableError(f"model {self.name} cannot be read: {self._unreadable}")
             if time.monotonic() >= until:
                 raise unavailable(self)
-            await self.pool.changed(time.monotonic() + _RECHECK_S)
+            await self.pool.changed(until, place)
 
     @property
     def current(self) -> Face | None:
@@ -272,10 +270,9 @@ class FleetDeployment(Deployment):
         return face
 
     async def face(self, request_id: str = "", avoid: Collection[str] = ()) -> Face:
-        self._arrivals += 1
-        number, began = self._arrivals, time.monotonic()
+        place, began = self.pool.place(), time.monotonic()
         until = began + self.limits.load_wait_s
-        self._waiting[number] = began
+        self._waiting[place] = began
         self._faces.recall()
         try:
             if self._on_wait is not None:
@@ -285,9 +282,9 @@ class FleetDeployment(Deployment):
                     return found
                 if not self._hope() or time.monotonic() >= until:
                     raise unavailable(self)
-                await self.pool.changed(min(until, time.monotonic() + _RECHECK_S))
+                await self.pool.changed(until, place)
         finally:
-            del self._waiting[number]
+            del self._waiting[place]
 
     @property
     def state(self) -> str:

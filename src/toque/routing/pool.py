@@ -20,6 +20,7 @@ from toque.errors import (
 from toque.routing.base import OnRoute, ReplicaEntry, ReplicaState, RoutingTable
 from toque.routing.hedge import Racer, first_to_speak, speaks_within
 from toque.routing.journey import Journey, MoveBounds, engine_gave_up
+from toque.routing.line import WaitingLine
 from toque.routing.policies import policy_named
 from toque.routing.policies.base import Key
 from toque.routing.target import Attempt, OpenSession, Session, Target, open_session
@@ -88,7 +89,7 @@ class ReplicaPool:
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._waiting_since: dict[Journey, float] = {}
-        self._changed = asyncio.Event()
+        self._line = WaitingLine(_RECHECK_S)
         self._card: ModelCard | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._watched_at = 0.0
@@ -223,22 +224,22 @@ class ReplicaPool:
         """Have those who wait look again."""
         self._notify()
 
-    async def changed(self, until: float) -> None:
-        """Returns when something of this changed, at ``until`` (monotonic seconds), or a moment later or earlier."""
-        changed = self._changed
-        timeout = max(0.0, until - time.monotonic())
-        # Not `wait_for`: in Python 3.11 it forgets a cancellation that comes together with the event.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await changed.wait()
+    def place(self) -> int:
+        """A place in the line of those who wait for a change of this: behind all who have one."""
+        return self._line.place()
+
+    async def changed(self, until: float, place: int | None = None) -> None:
+        """Returns when something of this changed, at ``until`` (monotonic seconds), or earlier. Who has no ``place``
+        is told after those who waited before."""
+        await self._line.changed(self.place() if place is None else place, until)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Returns once a replica takes requests. Raises UnavailableError with the reason when none will."""
-        until = time.monotonic() + timeout_s
+        place, until = self.place(), time.monotonic() + timeout_s
         while self.state not in _SERVING:
             if self.state is ReplicaState.DEAD or time.monotonic() >= until:
                 raise UnavailableError(f"{self.name} is {self.state}: {self.reason}")
-            await self.changed(until)
+            await self.changed(until, place)
 
     # Requests
 
@@ -333,7 +334,7 @@ class ReplicaPool:
             raise QueueFullError(
                 f"{self.waiting} requests wait for a replica of {self.name}, the most allowed"
             )
-        began = time.monotonic()
+        place, began = self.place(), time.monotonic()
         until = began + self._wait_s
         journey.held(self.reason or self.state.value)
         self._waiting_since[journey] = began
@@ -342,7 +343,7 @@ class ReplicaPool:
                 self._on_wait()
             while target is None:
                 self._check_hope(journey, until)
-                await self.changed(min(until, time.monotonic() + _RECHECK_S))
+                await self.changed(until, place)
                 target = self._pick(journey)
         finally:
             del self._waiting_since[journey]
@@ -461,8 +462,7 @@ class ReplicaPool:
 
     def _notify(self) -> None:
         self._able.clear()
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._line.wake()
         if self._on_change is not None:
             self._on_change()
 
