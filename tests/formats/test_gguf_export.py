@@ -24,6 +24,7 @@ from toque.formats.convert import quantize_model
 from toque.formats.gguf import ValueType
 from toque.formats.gguf_export import export_metadata, export_tensors
 from toque.formats.gguf_writer import write_gguf
+from toque.formats.schemes.integers import unpack_words
 from toque.graph.fuse import fuse
 from toque.models import build_graph
 
@@ -162,6 +163,30 @@ def test_a_checkpoint_in_act_order_is_written_in_its_own_order(family: str, tmp_
     source, written = load_checkpoint(tmp_path / "gptq"), load_checkpoint(tmp_path / "small.gguf")
     assert source.tensors["blk.0.attn_output.weight"].column_order is not None
     assert error(logits(written), logits(source)) < 0.05
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_a_matrix_in_act_order_is_converted_once(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are asked for in another order, a few at a time, from everywhere in it."""
+    model_of(family).save_pretrained(tmp_path / "plain")
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True}
+    q.quantize_folder(tmp_path / "plain", tmp_path / "gptq", config, lambda w: q.gptq(w, act_order=True))
+    quantize_model(tmp_path / "gptq", tmp_path / "at-once.gguf", "q4_0", requantize=True)
+    converted: list[int] = []
+
+    def counted(words: np.ndarray, bits: int) -> np.ndarray:
+        converted.append(words.shape[1])
+        return unpack_words(words, bits)
+
+    monkeypatch.setattr("toque.formats.schemes.gptq.unpack_words", counted)
+    monkeypatch.setattr("toque.formats.checkpoint._CHUNK_BYTES", 1)  # 32 rows at a time
+    quantize_model(tmp_path / "gptq", tmp_path / "small.gguf", "q4_0", requantize=True)
+    stored = load_file(tmp_path / "gptq" / "model.safetensors")
+    assert sum(converted) == sum(array.shape[1] for name, array in stored.items() if "qweight" in name)
+    assert len(converted) > 14
+    assert (tmp_path / "small.gguf").read_bytes() == (tmp_path / "at-once.gguf").read_bytes()
 
 
 @pytest.mark.skipif("TOQUE_PEER_LLAMA_CPP" not in os.environ, reason="needs llama-cpp-python")

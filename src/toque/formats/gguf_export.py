@@ -149,16 +149,16 @@ def export_tensors(checkpoint: Checkpoint) -> Iterator[TensorData]:
     """Vectors and routers as F32; llamas' q and k with the halves of each head interleaved; phi3's fused again."""
     config = checkpoint.config
     yield from _rope_factors(config)
-    tensors = dict(checkpoint.tensors)
+    tensors, whole = dict(checkpoint.tensors), _Whole()
     if config.architecture == "phi3":
-        tensors = _fused(tensors, config.n_layers)
+        tensors = _fused(tensors, config.n_layers, whole)
     for name, tensor in tensors.items():
         if len(tensor.shape) == 1 or name.endswith("gate_inp.weight"):
             tensor = as_type(tensor, "F32")
         order = tensor.row_order
         if config.architecture == "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):
             order = _interleaved(tensor.shape[0], config.head_dim)
-        yield tensor if order is None else _rows_by(tensor, order)
+        yield tensor if order is None else _rows_by(tensor, order, whole)
 
 
 def _rope_factors(config: ModelConfig) -> Iterator[TensorData]:
@@ -181,14 +181,14 @@ def _vector(name: str, values: npt.ArrayLike) -> TensorData:
     return TensorData(name, "F32", array.shape, array.view(np.uint8).reshape(1, -1))
 
 
-def _fused(tensors: Mapping[str, TensorData], n_layers: int) -> dict[str, TensorData]:
+def _fused(tensors: Mapping[str, TensorData], n_layers: int, whole: _Whole) -> dict[str, TensorData]:
     result = dict(tensors)
     for layer in range(n_layers):
-        for whole, names in _FUSED.items():
-            parts = tuple(_in_order(result.pop(f"blk.{layer}.{name}.weight")) for name in names)
+        for fused, names in _FUSED.items():
+            parts = tuple(_in_order(result.pop(f"blk.{layer}.{name}.weight"), whole) for name in names)
             shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
             empty = np.empty((0, parts[0].raw.shape[1]), np.uint8)
-            name = f"blk.{layer}.{whole}.weight"
+            name = f"blk.{layer}.{fused}.weight"
             result[name] = TensorData(name, parts[0].dtype, shape, empty, parts=parts)
     return result
 
@@ -198,20 +198,37 @@ def _interleaved(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
     return np.arange(rows).reshape(rows // head_dim, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)
 
 
-def _in_order(tensor: TensorData) -> TensorData:
-    return tensor if tensor.row_order is None else _rows_by(tensor, tensor.row_order)
+class _Whole:
+    """A matrix's rows in the file's order, converted once and held until another's are asked for.
+
+    Of a checkpoint quantized before, a few rows in another order may lie anywhere in the matrix.
+    """
+
+    def __init__(self) -> None:
+        self._of: object = None
+        self._rows: Bytes = np.empty((0, 0), np.uint8)
+
+    def rows(self, raw: Bytes | ConvertedRows) -> Bytes:
+        if isinstance(raw, ConvertedRows):
+            if self._of is not raw:
+                self._of = None
+                self._rows = np.asarray(raw)
+                self._of = raw
+            return self._rows
+        return raw
 
 
-def _rows_by(tensor: TensorData, order: npt.NDArray[np.int64]) -> TensorData:
+def _in_order(tensor: TensorData, whole: _Whole) -> TensorData:
+    return tensor if tensor.row_order is None else _rows_by(tensor, tensor.row_order, whole)
+
+
+def _rows_by(tensor: TensorData, order: npt.NDArray[np.int64], whole: _Whole) -> TensorData:
     if len(tensor.shape) == 1:  # a bias
         return _vector(tensor.name, dequantize(tensor)[order])
     raw = tensor.raw
 
     def rows(first: int, last: int) -> Bytes:
-        # Of a checkpoint quantized before, rows are converted as they are asked for: not all of them each time.
-        wanted = order[first:last]
-        low, high = int(wanted.min(initial=raw.shape[0])), int(wanted.max(initial=-1))
-        near: Bytes = np.asarray(raw[low : high + 1])
-        return near[wanted - low]
+        wanted: Bytes = whole.rows(raw)[order[first:last]]
+        return wanted
 
     return replace(tensor, raw=ConvertedRows(raw.shape[0], raw.shape[1], rows), row_order=None)
