@@ -209,7 +209,9 @@ void dequantize_row(const uint8_t* tile, int row, int cols, float factor, float*
     alignas(64) float scales[16], mins[16] = {};
     store(scales, load_f16((const uint16_t*)(record + 32 * group)));
     if (kShape.asymmetric) store(mins, load_f16((const uint16_t*)(record + scale_bytes(F) + 32 * group)));
-    const float scale = scales[row], min = kShape.asymmetric ? mins[row] : -(float)zero_point(F) * scale;
+    const float scale = scales[row], min = has_zeros(F)        ? mins[row] * scale
+                                           : kShape.asymmetric ? mins[row]
+                                                               : -(float)zero_point(F) * scale;
     for (int i = 0; i < kShape.group; ++i) {
       int code = code_at<F>(block, row, (k + i) % kGroup);
       out[k + i] = factor * __builtin_fmaf((float)code, scale, min);
@@ -294,6 +296,9 @@ void embed_rows(const PackedMatrix& weight, const int32_t* ids, float scale, flo
         break;
       case Format::kW8:
         dequantize_row<Format::kW8>(tile, row, weight.cols, scale, to);
+        break;
+      case Format::kW8Z:
+        dequantize_row<Format::kW8Z>(tile, row, weight.cols, scale, to);
         break;
       case Format::kIQ4:
         dequantize_row<Format::kIQ4>(tile, row, weight.cols, scale, to);

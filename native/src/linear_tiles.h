@@ -3,6 +3,8 @@
 //   acc = 0; for each group, in order of K:  acc = fma(fma(dot, d, offset), scale, acc)         symmetric
 //                                            acc = fma(dot * d, scale, acc); acc = fma(min, d * sum, acc)
 //                                            with mins
+//                                            acc = fma(fma(-zero, d * sum, dot * d), scale, acc)
+//                                            with zeros
 //
 //                     for each peak (act.h), in order of K:  acc = fma(dot * peak scale, scale, acc)
 //
@@ -117,10 +119,14 @@ TOQUE_INLINE void add_group(Scale&& scale, Min&& min, const uint8_t* codes, uint
     const float* d_sum = fields + (!kHalf ? kSum : G == 0 ? kOffset6Low : kOffset6High) * T;
     Held<first_held(T, 4), Min> mins(min);
     group_dot<F, From, T, G>(codes, kept, a, [&](int t, i32x16 dot) __attribute__((always_inline)) {
-      f32x16 sum = fma(to_f32(dot) * broadcast(d[t]), scales.get(t), sums.get(t));
       f32x16 by = broadcast(d_sum[t]);
-      if constexpr (kHalf) by = by * broadcast(-1.0f / 32.0f);  // exact
-      sums.set(t, fma(mins.get(t), by, sum));
+      if constexpr (has_zeros(F)) {
+        sums.set(t, fma(fma(mins.get(t), by, to_f32(dot) * broadcast(d[t])), scales.get(t), sums.get(t)));
+      } else {
+        f32x16 sum = fma(to_f32(dot) * broadcast(d[t]), scales.get(t), sums.get(t));
+        if constexpr (kHalf) by = by * broadcast(-1.0f / 32.0f);  // exact
+        sums.set(t, fma(mins.get(t), by, sum));
+      }
     });
   } else {
     constexpr int kField = kShape.group == 16 ? (G == 0 ? kOffset6Low : kOffset6High) : kOffset4;
@@ -440,6 +446,9 @@ FormatKernels kernels_of(Format format) {
       break;
     case Format::kW8:
       fill_kernels<Format::kW8>(kernels);
+      break;
+    case Format::kW8Z:
+      fill_kernels<Format::kW8Z>(kernels);
       break;
     case Format::kIQ4:
       fill_kernels<Format::kIQ4>(kernels);

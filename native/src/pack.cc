@@ -20,15 +20,25 @@ struct BlockType {
 };
 
 constexpr BlockType kTypes[] = {
-    {"F32", Format::kF32, 1, 4},        {"F16", Format::kF16, 1, 2},
-    {"BF16", Format::kBF16, 1, 2},      {"Q4_0", Format::kW4, 32, 18},
-    {"Q4_1", Format::kW4A, 32, 20},     {"Q5_0", Format::kW5, 32, 22},
-    {"Q5_1", Format::kW5A, 32, 24},     {"Q8_0", Format::kW8, 32, 34},
-    {"Q4_K", Format::kW4A, 256, 144},   {"Q5_K", Format::kW5A, 256, 176},
-    {"Q6_K", Format::kW6, 256, 210},    {"IQ4_NL", Format::kIQ4, 32, 18},
-    {"IQ4_XS", Format::kIQ4, 256, 136}, {"MXFP4", Format::kMX4, 32, 17},
-    {"Q2_K", Format::kW2A, 256, 84},    {"Q3_K", Format::kW3, 256, 110},
-    {"F8_E4M3", Format::kF8, 32, 36},   {"F8_E4M3_32", Format::kF8Short, 32, 36},
+    {"F32", Format::kF32, 1, 4},
+    {"F16", Format::kF16, 1, 2},
+    {"BF16", Format::kBF16, 1, 2},
+    {"Q4_0", Format::kW4, 32, 18},
+    {"Q4_1", Format::kW4A, 32, 20},
+    {"Q5_0", Format::kW5, 32, 22},
+    {"Q5_1", Format::kW5A, 32, 24},
+    {"Q8_0", Format::kW8, 32, 34},
+    {"Q8_Z", Format::kW8Z, 32, 36},
+    {"Q4_K", Format::kW4A, 256, 144},
+    {"Q5_K", Format::kW5A, 256, 176},
+    {"Q6_K", Format::kW6, 256, 210},
+    {"IQ4_NL", Format::kIQ4, 32, 18},
+    {"IQ4_XS", Format::kIQ4, 256, 136},
+    {"MXFP4", Format::kMX4, 32, 17},
+    {"Q2_K", Format::kW2A, 256, 84},
+    {"Q3_K", Format::kW3, 256, 110},
+    {"F8_E4M3", Format::kF8, 32, 36},
+    {"F8_E4M3_32", Format::kF8Short, 32, 36},
 };
 
 const BlockType& block_type(const std::string& name) {
@@ -114,6 +124,13 @@ TOQUE_INLINE void read_q5(const uint8_t* high_bits, const uint8_t* nibbles, RowB
 TOQUE_INLINE void read_q8_0(const uint8_t* block, RowBlock& out) {
   out.scales[0] = read_u16(block);
   for (int i = 0; i < 8; ++i) out.quads[i] = read_quad(block + 2, i) ^ 0x80808080u;
+}
+
+// Ours, of checkpoints with 8-bit codes and zero points: scale, zero, codes as they are.
+TOQUE_INLINE void read_q8_z(const uint8_t* block, RowBlock& out) {
+  out.scales[0] = read_u16(block);
+  out.mins[0] = read_u16(block + 2) ^ 0x8000;
+  for (int i = 0; i < 8; ++i) out.quads[i] = read_quad(block + 4, i);
 }
 
 // Scale and min of sub-block `j` (0..7), six bits each, of the 12 bytes that Q4_K and Q5_K share.
@@ -218,6 +235,8 @@ TOQUE_INLINE void read_block(const uint8_t* row, int block, RowBlock& out) {
     read_mxfp4(p, out);
   } else if constexpr (format == Format::kW8) {
     read_q8_0(p, out);
+  } else if constexpr (format == Format::kW8Z) {
+    read_q8_z(p, out);
   } else {
     constexpr int head = format_shape(format).asymmetric ? 4 : 2;
     out.scales[0] = read_u16(p);
@@ -303,6 +322,8 @@ TilePacker integer_packer(const BlockType& type) {
       return super ? pack_integer_tile<Format::kIQ4, 256, 136> : pack_integer_tile<Format::kIQ4, 32, 18>;
     case Format::kMX4:
       return pack_integer_tile<Format::kMX4, 32, 17>;
+    case Format::kW8Z:
+      return pack_integer_tile<Format::kW8Z, 32, 36>;
     default:
       return pack_integer_tile<Format::kW8, 32, 34>;
   }

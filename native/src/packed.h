@@ -19,9 +19,10 @@
 // The 4-bit codes of IQ4 and MX4 are places in a table of 16 values (code_table), which stands for the code:
 // everywhere else "code" means the value found there.
 //
-// A weight is scale * (code - zero) in symmetric formats and scale * code + min in asymmetric ones. Where K
-// is 32 more than a multiple of 64, the second block of the last record is zero and never read. Rows beyond
-// `rows` are zero.
+// A weight is scale * (code - zero) in symmetric formats and scale * code + min in asymmetric ones. In W8Z,
+// whose zero is each group's own, the place of the mins is taken by -zero, a whole number, which f16 holds
+// exactly to 2048. Where K is 32 more than a multiple of 64, the second block of the last record is zero and
+// never read. Rows beyond `rows` are zero.
 //
 // Float formats keep their element type: bf16 as [K / 2][16][2] (odd K padded with zero), f16 and f32 as
 // [K][16]. FP8 (e4m3) has records of 128 k, or of 32 (f8_span): 16 float scales, then bytes [128][16] or
@@ -51,6 +52,7 @@ enum class Format : uint8_t {
   kW5A,
   kW6,
   kW8,
+  kW8Z,
   kIQ4,
   kMX4,
   kW2A,
@@ -69,10 +71,10 @@ struct PackedMatrix {
 constexpr size_t kReadAhead = 4096;
 
 struct FormatShape {
-  int bits;   // of a code as it is stored; 16 or 32 for float formats
-  int group;  // k per scale; 0 for float formats
-  bool asymmetric;
-  int code_bits;  // of a code as it is multiplied: more than `bits` where a table stands between
+  int bits;         // of a code as it is stored; 16 or 32 for float formats
+  int group;        // k per scale; 0 for float formats
+  bool asymmetric;  // mins (or zeros) lie beside the scales
+  int code_bits;    // of a code as it is multiplied: more than `bits` where a table stands between
 };
 
 #define TOQUE_CONSTEXPR static constexpr inline __attribute__((always_inline))
@@ -97,6 +99,8 @@ TOQUE_CONSTEXPR FormatShape format_shape(Format format) {
       return {6, 16, false, 6};
     case Format::kW8:
       return {8, 32, false, 8};
+    case Format::kW8Z:
+      return {8, 32, true, 8};
     case Format::kIQ4:
       return {4, 32, false, 8};
     case Format::kMX4:
@@ -115,6 +119,8 @@ TOQUE_CONSTEXPR FormatShape format_shape(Format format) {
 TOQUE_CONSTEXPR bool is_integer(Format format) { return format_shape(format).group != 0; }
 // Subtracted from every code of a symmetric format.
 TOQUE_CONSTEXPR int zero_point(Format format) { return 1 << (format_shape(format).code_bits - 1); }
+// Whether -zero stands where other asymmetric formats have a min.
+TOQUE_CONSTEXPR bool has_zeros(Format format) { return format == Format::kW8Z; }
 TOQUE_CONSTEXPR bool has_table(Format format) {
   return format_shape(format).code_bits != format_shape(format).bits;
 }

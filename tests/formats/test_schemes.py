@@ -81,14 +81,18 @@ CASES: dict[str, tuple[dict[str, Any], Callable[..., q.Layer], dict[str, Any], s
     "gptq-4-whole-columns": (gptq(group_size=-1), q.gptq, {"group_size": 1 << 20}, "Q4_0"),
     "gptq-4-small-groups": (gptq(group_size=16), q.gptq, {"group_size": 16}, "F16"),
     "gptq-8": (gptq(8), q.gptq, {"bits": 8}, "Q8_0"),
-    "gptq-8-asymmetric": (gptq(8, sym=False), q.gptq, {"bits": 8, "symmetric": False}, "F16"),
+    "gptq-8-asymmetric": (gptq(8, sym=False), q.gptq, {"bits": 8, "symmetric": False}, "Q8_Z"),
+    "gptq-8-act-order-asymmetric": (
+        gptq(8, desc_act=True, sym=False), q.gptq, {"bits": 8, "act_order": True, "symmetric": False}, "Q8_Z",
+    ),
     "awq": (AWQ, q.awq, {}, "Q4_1"),
     "w4a16": (ct(4, group_size=32), q.packed, {}, "Q4_0"),
     "w4a16-asymmetric": (ct(4, symmetric=False), q.packed, {"symmetric": False}, "Q4_1"),
     "w4a16-act-order": (ct(4, actorder="group"), q.packed, {"act_order": True}, "Q4_0"),
+    "w8a16-asymmetric": (ct(8, symmetric=False), q.packed, {"bits": 8, "group_size": 32, "symmetric": False}, "Q8_Z"),
     "w8a16": (ct(8), q.packed, {"bits": 8, "group_size": 0}, "Q8_0"),
     "w8a8": (ct(8, strategy="channel", activations={"num_bits": 8}), q.int8, {}, "Q8_0"),
-    "w8a8-asymmetric": (ct(8, strategy="channel", symmetric=False), q.int8, {"symmetric": False}, "F16"),
+    "w8a8-asymmetric": (ct(8, strategy="channel", symmetric=False), q.int8, {"symmetric": False}, "Q8_Z"),
     "w8a8-tensor": (ct(8, strategy="tensor"), q.int8, {"whole": True}, "Q8_0"),
     "ct-fp8-tensor": (ct(8, "float", "tensor"), q.fp8, {"block": None}, "F8_E4M3"),
     "ct-fp8-channel": (ct(8, "float", "channel"), q.fp8, {"block": (1, 0)}, "F8_E4M3"),
@@ -158,6 +162,20 @@ def test_weights_and_logits_equal_those_of_the_same_model_in_float(
     for backend, share in ((ReferenceBackend(), 3e-3), (CpuBackend(), 0.04)):
         error = logits(ours, backend) - wanted
         assert np.linalg.norm(error) < share * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[3] == "Q8_Z"])
+def test_codes_of_8_bits_with_zero_points_lose_nothing(name: str, plain: Path, tmp_path: Path) -> None:
+    """Scale and zero point are kept apart: their product in float16, as in Q4_1, would be off by up to 1/16 step."""
+    meanings = quantized(name, plain, tmp_path / "model")
+    ours = load_checkpoint(tmp_path / "model")
+    for layer in range(2):
+        for part, theirs in (("attn_q", "self_attn.q_proj"), ("ffn_down", "mlp.down_proj")):
+            expected = meanings[f"model.layers.{layer}.{theirs}.weight"]
+            units = hidden_units(ours, layer) if part == "ffn_down" else slice(None)
+            np.testing.assert_array_equal(
+                dequantize(ours.tensors[f"blk.{layer}.{part}.weight"]), expected[:, units]
+            )
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "w4a16", "w8a8", "ct-fp8-channel", "fp8-block"])

@@ -16,6 +16,7 @@ EXACT_TYPES = (
     "Q5_0",
     "Q5_1",
     "Q8_0",
+    "Q8_Z",
     "IQ4_NL",
     "MXFP4",
 )  # packing keeps every bit of their meaning
@@ -47,6 +48,12 @@ def raw_rows(dtype: str, rows: int, cols: int, seed: int = 0) -> Bytes:
         codes = rng.integers(0, 256, (rows, cols), dtype=np.uint8)
         codes[codes & 0x7F == 0x7F] = 0
         return pack_f8(codes, rng.uniform(1e-4, 2e-3, (rows, -(-cols // span))).astype(np.float32), span)
+    if dtype == "Q8_Z":
+        raw = rng.integers(0, 256, (rows, cols // 32, 36), dtype=np.uint8)
+        fields = rng.uniform(-0.02, 0.02, (rows, cols // 32, 2)).astype(np.float16)
+        fields[..., 1] = rng.integers(0, 257, fields.shape[:2])
+        raw[:, :, :4] = fields.view(np.uint8)
+        return raw.reshape(rows, -1)
     kind = gguf.GGMLQuantizationType[dtype]
     if dtype in FLOAT_TYPES:
         values = rng.standard_normal((rows, cols), dtype=np.float32)
@@ -73,4 +80,9 @@ def values_of(dtype: str, raw: Bytes) -> Float:
         blocks = raw.reshape(len(raw), -1, 36)
         scales = np.ascontiguousarray(blocks[:, :, :4]).view(np.float32)
         return (scales * _e4m3(blocks[:, :, 4:])).reshape(len(raw), -1)
+    if dtype == "Q8_Z":  # scale * (code - zero), in float64: float32 holds it exactly
+        blocks = raw.reshape(len(raw), -1, 36)
+        fields = np.ascontiguousarray(blocks[:, :, :4]).view(np.float16).astype(np.float64)
+        values = (blocks[:, :, 4:] - fields[..., 1:]) * fields[..., :1]
+        return values.reshape(len(raw), -1).astype(np.float32)
     return np.asarray(gguf.dequantize(raw, gguf.GGMLQuantizationType[dtype]), dtype=np.float32)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 
 from toque import _native
+from toque.formats.blocks import BY_NAME
 
 from .sources import ALL_TYPES, F8_TYPES, FLOAT_TYPES, INTEGER_TYPES, columns, raw_rows
 from .test_pack import all_rows, pack
@@ -109,10 +109,10 @@ def test_extreme_codes_do_not_overflow(dtype, isa):
     """
     cols = columns(dtype)
     raw = raw_rows(dtype, 16, cols)
-    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype]][1]
+    size = BY_NAME[dtype].nbytes
     blocks = raw.reshape(16, -1, size)
     codes = {"Q6_K": (0, 192), "Q2_K": (16, 80), "Q3_K": (0, 96), "IQ4_XS": (8, 136), "MXFP4": (1, 17)}
-    codes |= {"Q4_K": (16, 144), "Q5_K": (16, 176)}
+    codes |= {"Q4_K": (16, 144), "Q5_K": (16, 176), "Q8_Z": (4, 36)}
     first, last = codes.get(dtype, (4 if dtype.endswith("_1") else 2, size))
     for fill in (0xFF, 0x00, 0x7F, 0x80, 0x77):
         blocks[:, :, first:last] = fill

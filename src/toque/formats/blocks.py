@@ -55,6 +55,7 @@ _TABLE = (
     BlockType(39, "MXFP4", 32, 17),
     BlockType(-1, "F8_E4M3", 32, 36),  # ours, of checkpoints with FP8 weights: formats/e4m3.py
     BlockType(-1, "F8_E4M3_32", 32, 36),
+    BlockType(-1, "Q8_Z", 32, 36),  # ours, of 8-bit codes with zero points: formats/schemes/integers.py
 )
 
 BY_ID: Mapping[int, BlockType] = MappingProxyType({t.id: t for t in _TABLE if t.id >= 0})
@@ -62,6 +63,6 @@ BY_NAME: Mapping[str, BlockType] = MappingProxyType({t.name: t for t in _TABLE})
 
 RUNNABLE: frozenset[str] = frozenset(
     {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
-    | {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "F8_E4M3", "F8_E4M3_32"}
+    | {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "F8_E4M3", "F8_E4M3_32", "Q8_Z"}
 )
 """The types that `toque.formats.dequantize` knows; a model with any other is refused before it is loaded."""

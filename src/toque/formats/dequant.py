@@ -107,6 +107,10 @@ def _q8_0(b: Bytes) -> Float32:
     return b[:, 2:].view(np.int8).astype(np.float32) * _f16(b[:, :2])
 
 
+def _q8_z(b: Bytes) -> Float32:
+    return (b[:, 4:].astype(np.float32) - _f16(b[:, 2:4])) * _f16(b[:, :2])
+
+
 def _crumbs(packed: Bytes) -> Bytes:
     """(n, 64) bytes → (n, 256) 2-bit values: each run of 32 bytes gives four runs of 32, lowest bits first."""
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
@@ -234,6 +238,7 @@ _EXPAND: dict[str, Callable[[Bytes], Float32]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q8_Z": _q8_z,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,

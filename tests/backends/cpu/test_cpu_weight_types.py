@@ -41,7 +41,7 @@ def test_few_bits_stay_few() -> None:
     assert bits["IQ4_NL"] == bits["IQ4_XS"] == bits["MXFP4"] == 4.5
     assert bits["Q2_K"] == bits["Q3_K"] == 4
     assert bits["F8_E4M3"] == 8.25
-    assert bits["F8_E4M3_32"] == 9
+    assert bits["F8_E4M3_32"] == bits["Q8_Z"] == 9
 
 
 KINDS = ["IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K"]

@@ -9,13 +9,15 @@ bits  zero                            type
 4     8 everywhere (symmetric)        Q4_0
 4     any                             Q4_1
 8     128 everywhere (symmetric)      Q8_0
-any   any, else                       F16
+8     any                             Q8_Z
 ====  ==============================  =====
+
+Q8_Z is ours: blocks of 32 weights with scale and zero in float16, which is exact, and the codes as they are.
 
 Columns whose groups are scattered (act-order) are stored sorted by group, and the order goes with them.
 
-F16 is the weight itself, rounded once: for groups that are no multiple of 32 even when sorted, for 8-bit codes with a
-zero point, which do not fit a signed byte, and for scattered columns where no reader can follow their order (experts).
+F16 is the weight itself, rounded once: for groups that are no multiple of 32 even when sorted, and for scattered
+columns where no reader can follow their order (an embedding table).
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class IntegerWeight:
             return "F16"
         if self.zeros is None:
             return "Q4_0" if self.bits == 4 else "Q8_0"
-        return "Q4_1" if self.bits == 4 else "F16"
+        return "Q4_1" if self.bits == 4 else "Q8_Z"
 
     def _whole_blocks(self, order: npt.NDArray[np.int64] | None, sortable: bool) -> bool:
         if self.groups is None or order is None:
@@ -83,11 +85,14 @@ class IntegerWeight:
         else:
             group, codes = self.groups[order[::_BLOCK]], np.take(codes, order, axis=1)
         scales = self.scales(first, last)[:, group]
-        if self.bits == 8:
-            return pack_q8(codes ^ np.uint8(0x80), self._half(scales))
         if self.zeros is None:
+            if self.bits == 8:
+                return pack_q8(codes ^ np.uint8(0x80), self._half(scales))
             return pack_q4(codes, self._half(scales))
-        mins = -scales * self.zeros(first, last)[:, group].astype(np.float32)
+        zeros = self.zeros(first, last)[:, group].astype(np.float32)
+        if self.bits == 8:
+            return pack_q8(codes, self._half(scales), zeros.astype("<f2"))
+        mins = -scales * zeros
         return pack_q4(codes, self._half(scales), self._half(mins))
 
     def _floats(self, first: int, last: int) -> Bytes:
@@ -143,10 +148,17 @@ def pack_q4(
     return out.reshape(n, -1)
 
 
-def pack_q8(codes: Bytes, scales: npt.NDArray[np.float16]) -> Bytes:
-    """Bytes of int8 codes (n, columns) and float16 (n, columns / 32) → rows of Q8_0 blocks."""
+def pack_q8(
+    codes: Bytes, scales: npt.NDArray[np.float16], zeros: npt.NDArray[np.float16] | None = None
+) -> Bytes:
+    """Bytes of codes (n, columns) and float16 (n, columns / 32) → rows of Q8_0 blocks, or of Q8_Z with ``zeros``.
+
+    Codes are int8 in Q8_0 and uint8 in Q8_Z.
+    """
     n, n_blocks = scales.shape
-    out = np.empty((n, n_blocks, 34), np.uint8)
-    out[:, :, :2] = np.ascontiguousarray(scales)[..., None].view(np.uint8)
-    out[:, :, 2:] = codes.reshape(n, n_blocks, 32)
+    parts = [scales] if zeros is None else [scales, zeros]
+    out = np.empty((n, n_blocks, 2 * len(parts) + 32), np.uint8)
+    for index, part in enumerate(parts):
+        out[:, :, 2 * index : 2 * index + 2] = np.ascontiguousarray(part)[..., None].view(np.uint8)
+    out[:, :, -32:] = codes.reshape(n, n_blocks, 32)
     return out.reshape(n, -1)
