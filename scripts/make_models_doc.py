@@ -94,9 +94,11 @@ checkpoints (`quantization_config` in config.json) these:
 {table(("`quant_method`", "layers", "becomes"), [(f"`{m}`", what, kind) for m, what, kind in LAYOUTS])}
 
 Codes are kept as they are and scales are rounded to float16 once; F16 means the weight itself, rounded once,
-and a model of such layers is shown with "held as F16" behind its scheme. With act-order (`desc_act`, a `g_idx` in any
-order) columns are sorted by their groups and activations follow, at no cost that can be measured. Layers that a
-checkpoint left in float stay in float. Activations are quantized by Toque's own kernels whatever the checkpoint says.
+and a model of such layers is shown with "held as F16" behind its scheme. Q8_Z is Toque's own: 8-bit codes with scale
+and zero point apart, which is exact, in 9 bits. With act-order (`desc_act`, a `g_idx` in any order) columns are sorted
+by their groups and activations follow, at no cost that can be measured; should an expert's gate and up be sorted
+differently, which comes from no quantizer that we know, its layer's become F16. Layers that a checkpoint left in float
+stay in float. Activations are quantized by Toque's own kernels whatever the checkpoint says.
 Any method other than {", ".join(f"`{name}`" for name in METHODS)} is refused by name, as are 2:4 sparse
 weights, transforms, NVFP4 and MXFP4 packing, and GPTQ settings that differ by module.
 

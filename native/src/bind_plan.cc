@@ -96,12 +96,16 @@ class Model {
 
   void moe(const std::string& label, const Rows& scores, const Rows& x,
            const std::vector<const PackedMatrix*>& gate, const std::vector<const PackedMatrix*>& up,
-           const std::vector<const PackedMatrix*>& down, int used, bool norm, const std::string& activation,
-           const Rows& out) {
+           const std::vector<const PackedMatrix*>& down, const std::vector<Int64s>& orders, int used,
+           bool norm, const std::string& activation, const Rows& out) {
     MoeSpec spec;
     for (const auto* matrix : gate) spec.gate.push_back(*matrix);
     for (const auto* matrix : up) spec.up.push_back(*matrix);
     for (const auto* matrix : down) spec.down.push_back(*matrix);
+    for (const Int64s& order : orders) {
+      spec.orders.push_back(order.shape(0) ? columns(order, x.width) : std::vector<int32_t>{});
+    }
+    if (!orders.empty()) plan.need_scratch(static_cast<size_t>(x.width) + 64);
     spec.used = used;
     spec.norm = norm;
     spec.activation = activation_named(activation);
@@ -315,8 +319,11 @@ void bind_plan(nb::module_& m) {
             self.build.embed(table, embed_ids_named(ids), scale, out);
           },
           "table"_a, "ids"_a, "scale"_a, "out"_a)
-      .def("moe", &Model::moe, "label"_a, "scores"_a, "x"_a, "gate"_a, "up"_a, "down"_a, "used"_a, "norm"_a,
-           "act_name"_a, "out"_a, "`scores` are the router's, a column for each expert.")
+      .def("moe", &Model::moe, "label"_a, "scores"_a, "x"_a, "gate"_a, "up"_a, "down"_a, "orders"_a, "used"_a,
+           "norm"_a, "act_name"_a, "out"_a,
+           "`scores` are the router's, a column for each expert. `orders`: the column of `x` that each input "
+           "of an "
+           "expert's gate and up is, none for as they come; or nothing at all.")
       .def(
           "rms_norm",
           [](Model& self, const Rows& x, Floats gain, float eps, int group, const Rows* rows,

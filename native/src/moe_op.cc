@@ -15,7 +15,7 @@ constexpr int kAlone = 4;
 void check(const KernelTable& kernels, const MoeSpec& spec, int width) {
   const size_t experts = spec.gate.size();
   if (experts == 0 || spec.up.size() != experts || spec.down.size() != experts || spec.used < 1 ||
-      static_cast<size_t>(spec.used) > experts) {
+      static_cast<size_t>(spec.used) > experts || (!spec.orders.empty() && spec.orders.size() != experts)) {
     throw std::invalid_argument("experts need as many up and down matrices as gates, and some of them used");
   }
   const PackedMatrix &gate = spec.gate[0], &down = spec.down[0];
@@ -82,22 +82,18 @@ void MoeOp::run(const StepInput& step, Worker& worker) {
   };
   MoeBuffers& b = *shared_;
   const int tokens = count(step, b.domain);
-  const auto pack = [&](int row) {
-    const int expert = b.expert[row], i = row - b.first[expert];
-    kernels_.pack_rows(rows_of(b.in, expert), x_.row(b.token[row]), 0, i, i + 1);
-  };
   if (tokens <= kAlone) {
     if (worker.id == 0) {
       for (int token = 0; token < tokens; ++token) choose(token);
       group(tokens, worker.pool.size());
-      for (int row = 0; row < tokens * b.used; ++row) pack(row);
+      for (int row = 0; row < tokens * b.used; ++row) pack(row, worker);
     }
   } else {
     each(choose_, [&](int token) { choose(token); });
     worker.pool.barrier();
     if (worker.id == 0) group(tokens, worker.pool.size());
     worker.pool.barrier();
-    each(pack_, pack);
+    each(pack_, [&](int row) { pack(row, worker); });
   }
   worker.pool.barrier();
   linears(gated_, gated_units_, &MoeOp::gated);
@@ -174,6 +170,19 @@ void MoeOp::group(int tokens, int threads) {
   pack_hidden_.reset(rows, 2 * threads);
   down_.reset(active * down_units_, 2 * threads);
   add_.reset(tokens, 2 * threads);
+}
+
+// What an expert's gate and up read of the token that has this row: its values, in the expert's order.
+void MoeOp::pack(int row, const Worker& worker) const {
+  const MoeBuffers& b = *shared_;
+  const int expert = b.expert[row], i = row - b.first[expert];
+  const float* x = x_.row(b.token[row]);
+  if (!spec_.orders.empty() && !spec_.orders[expert].empty()) {
+    const std::vector<int32_t>& order = spec_.orders[expert];
+    for (size_t k = 0; k < order.size(); ++k) worker.scratch[k] = x[order[k]];
+    x = worker.scratch;
+  }
+  kernels_.pack_rows(rows_of(b.in, expert), x, 0, i, i + 1);
 }
 
 Act MoeOp::rows_of(const ActBuffer& act, int expert) const {

@@ -17,8 +17,10 @@ namespace toque {
 
 struct MoeSpec {
   std::vector<PackedMatrix> gate, up, down;  // of each expert
-  int used;                                  // experts per token
-  bool norm;                                 // the weights of a token's experts are made to sum to 1
+  // Of each expert, the column of x that each input of gate and up is; empty: as they come. Or none at all.
+  std::vector<std::vector<int32_t>> orders;
+  int used;   // experts per token
+  bool norm;  // the weights of a token's experts are made to sum to 1
   Activation activation;
 };
 
@@ -50,6 +52,7 @@ class MoeOp : public Op {
  private:
   void choose(int token) const;
   void group(int tokens, int threads);
+  void pack(int row, const Worker& worker) const;
   Act rows_of(const ActBuffer& act, int expert) const;
   LinearArgs gated(int expert) const;
   LinearArgs down(int expert) const;

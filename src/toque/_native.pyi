@@ -135,12 +135,16 @@ class Model:
         gate: Sequence[PackedMatrix],
         up: Sequence[PackedMatrix],
         down: Sequence[PackedMatrix],
+        orders: Sequence[NDArray[numpy.int64]],
         used: int,
         norm: bool,
         act_name: str,
         out: Rows,
     ) -> None:
-        """`scores` are the router's, a column for each expert."""
+        """
+        `scores` are the router's, a column for each expert. `orders`: the column of `x` that each input of an
+        expert's gate and up is, none for as they come; or nothing at all.
+        """
 
     def pool(self, kind: str, x: Rows, out: Rows) -> None: ...
     def rms_norm(

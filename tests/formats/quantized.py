@@ -65,12 +65,14 @@ def gptq(
     group_size: int = 32,
     symmetric: bool = True,
     act_order: bool = False,
+    order: int = 0,
     v2: bool = False,
 ) -> Layer:
+    """``order``: which of the orders of this many columns it is, with ``act_order``."""
     rows, columns = weight.shape
     groups = np.arange(columns) // group_size
     if act_order:
-        groups = np.random.default_rng([rows, columns]).permutation(groups)
+        groups = np.random.default_rng([order, columns] if order else [rows, columns]).permutation(groups)
     codes, scales, zeros = _grouped(weight, groups, bits, symmetric, torch.float16)
     per_word, stored = 32 // bits, zeros if v2 else zeros - 1
     tensors = {

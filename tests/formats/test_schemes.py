@@ -349,13 +349,14 @@ def test_experts_are_read_where_they_are_quantized(name: str, tmp_path: Path) ->
     ours = load_checkpoint(tmp_path / "model")
     down = ours.tensors["blk.1.ffn_down_exps.weight"]
     assert down.shape == (4, 64, 32)
-    # One block of FP8 scales is as wide as these matrices, and so is one group; nobody sorts columns for experts.
+    # One block of FP8 scales is as wide as these matrices, and so is one group.
     assert down.dtype == ("F8_E4M3" if name == "fp8-block" else CASES[name][3])
     up = ours.tensors["blk.1.ffn_up_exps.weight"]
-    assert up.dtype == ("F16" if name == "gptq-4-act-order" else CASES[name][3])
-    expected = np.stack([meanings[f"model.layers.1.mlp.experts.{i}.down_proj.weight"] for i in range(4)])
-    step = np.abs(expected).max() / 2**10
-    np.testing.assert_allclose(dequantize(down), expected, rtol=2**-11, atol=step)
+    assert up.dtype == CASES[name][3]
+    for tensor, theirs in ((down, "down_proj"), (up, "up_proj")):
+        expected = np.stack([meanings[f"model.layers.1.mlp.experts.{i}.{theirs}.weight"] for i in range(4)])
+        step = np.abs(expected).max() / 2**10
+        np.testing.assert_allclose(dequantize(tensor), expected, rtol=2**-11, atol=step)
     assert np.isfinite(logits(ours, ReferenceBackend())).all()
 
 

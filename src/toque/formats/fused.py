@@ -12,6 +12,7 @@ import numpy.typing as npt
 from toque.errors import FormatError
 from toque.formats.checkpoint import TensorData
 from toque.formats.dequant import dequantize
+from toque.formats.quantize import as_type
 
 
 def split_rows(tensor: TensorData, prefix: str, rows: Mapping[str, int]) -> dict[str, TensorData]:
@@ -73,10 +74,14 @@ def stack_experts(tensors: Mapping[str, TensorData], n_experts: int) -> dict[str
 def settle_column_orders(tensors: Mapping[str, TensorData], n_layers: int) -> dict[str, TensorData]:
     """Give a feed-forward's hidden units the order in which ``ffn_down`` stores their columns.
 
-    Gate and up then produce them in that order, and nothing has to be sorted in a step. The model is the same.
+    Gate and up then produce them in that order, and nothing has to be sorted in a step. The model is the same. Of
+    experts likewise; where an expert's gate and up want their inputs in two orders, the layer's become F16.
     """
     result = dict(tensors)
     for layer in range(n_layers):
+        if f"blk.{layer}.ffn_down_exps.weight" in result:
+            result.update(_settled_experts(result, f"blk.{layer}"))
+            continue
         name = f"blk.{layer}.ffn_down.weight"
         down = result.get(name)
         if down is None or down.column_order is None:
@@ -88,6 +93,28 @@ def settle_column_orders(tensors: Mapping[str, TensorData], n_layers: int) -> di
                 if tensor is not None:
                     result[tensor.name] = _rows_by(tensor, down.column_order)
     return result
+
+
+def _settled_experts(tensors: Mapping[str, TensorData], prefix: str) -> dict[str, TensorData]:
+    whole = [tensors[f"{prefix}.ffn_{part}_exps.weight"] for part in ("gate", "up", "down")]
+    if any(not tensor.parts for tensor in whole):  # stacked in the file, whose type has no orders
+        return {}
+    gates, ups, downs = [], [], []
+    for gate, up, down in zip(*(tensor.parts for tensor in whole), strict=True):
+        order = down.column_order
+        gates.append(gate if order is None else _rows_by(gate, order))
+        ups.append(up if order is None else _rows_by(up, order))
+        downs.append(replace(down, column_order=None))
+    if not all(_same(gate.column_order, up.column_order) for gate, up in zip(gates, ups, strict=True)):
+        gates, ups = ([as_type(part, "F16") for part in parts] for parts in (gates, ups))
+    return {
+        tensor.name: replace(tensor, dtype=parts[0].dtype, parts=tuple(parts), raw=parts[0].raw[:0])
+        for tensor, parts in zip(whole, (gates, ups, downs), strict=True)
+    }
+
+
+def _same(one: npt.NDArray[np.int64] | None, other: npt.NDArray[np.int64] | None) -> bool:
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
 def _rows_by(tensor: TensorData, order: npt.NDArray[np.int64]) -> TensorData:

@@ -155,6 +155,8 @@ def export_tensors(checkpoint: Checkpoint) -> Iterator[TensorData]:
     for name, tensor in tensors.items():
         if len(tensor.shape) == 1 or name.endswith("gate_inp.weight"):
             tensor = as_type(tensor, "F32")
+        if tensor.parts:
+            tensor = replace(tensor, parts=tuple(_in_order(part, whole) for part in tensor.parts))
         order = tensor.row_order
         if config.architecture == "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):
             order = _interleaved(tensor.shape[0], config.head_dim)

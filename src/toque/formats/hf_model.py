@@ -157,7 +157,7 @@ def _stored_tensors(
         name = names.canonical(f"{module}.weight")
         if name is None:
             continue
-        sortable = name != "token_embd.weight" and _EXPERT.search(module) is None
+        sortable = name != "token_embd.weight"
         matrix = None if scheme is None else scheme.matrix(Layer(module, parts, sortable=sortable))
         if matrix is not None:
             yield TensorData(name, matrix.dtype, matrix.shape, matrix.rows, column_order=matrix.column_order)

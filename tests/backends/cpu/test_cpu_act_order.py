@@ -127,3 +127,72 @@ def test_an_act_order_checkpoint_answers_as_its_float_weights_do(
         np.testing.assert_array_equal(prefill_logits(lowered(ours, CpuBackend()), TOKENS, chunk=chunk), alone)
     both = cpu.logits(batch_of([(TOKENS[:9], 0, [5]), (TOKENS, 0, [6, 7, 8])]))
     np.testing.assert_array_equal(both[9:], alone)
+
+
+@pytest.fixture(scope="module")
+def plain_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every token takes every expert, so that nothing hangs on which of them it takes."""
+    folder = tmp_path_factory.mktemp("experts")
+    sizes = {"hidden_size": 96, "moe_intermediate_size": 64, "num_hidden_layers": 1}
+    used = {"num_experts": 3, "num_experts_per_tok": 3, "norm_topk_prob": True}
+    tiny(hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig, **sizes, **used).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_experts_in_act_order_answer_as_their_float_weights_do(
+    bits: int, shared: bool, plain_experts: Path, tmp_path: Path
+) -> None:
+    """Each expert has an order of its own, which its gate and up share as all quantizers write them, or do not."""
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "desc_act": True, "sym": bits == 4}
+    written: list[int] = []
+
+    def quantize(weight: np.ndarray) -> q.Layer:  # in the order of names: each expert's down, gate, up
+        written.append(len(written))
+        order = 1 + (written[-1] // 3 if shared else written[-1])
+        return q.gptq(weight, bits=bits, symmetric=bits == 4, act_order=True, order=order)
+
+    meanings = q.quantize_folder(plain_experts, tmp_path / "model", config, quantize)
+    ours = load_checkpoint(tmp_path / "model")
+    gate, up, down = (ours.tensors[f"blk.0.ffn_{part}_exps.weight"] for part in ("gate", "up", "down"))
+    kind = "Q4_0" if bits == 4 else "Q8_Z"
+    assert (gate.dtype, up.dtype, down.dtype) == ((kind,) * 3 if shared else ("F16", "F16", kind))
+    assert all(part.dtype == up.dtype for part in up.parts)
+    assert all((part.column_order is not None) == shared for part in up.parts + gate.parts)
+    orders = {part.column_order.tobytes() for part in up.parts if part.column_order is not None}
+    assert len(orders) == (3 if shared else 0)
+    assert all(part.row_order is not None for part in up.parts)
+
+    folder = shutil.copytree(plain_experts, tmp_path / "float")
+    save_file({key: torch.from_numpy(value) for key, value in meanings.items()}, folder / "model.safetensors")
+    wanted = prefill_logits(lowered(load_checkpoint(folder), ReferenceBackend()), TOKENS)
+    for backend, share in ((ReferenceBackend(), 3e-3), (CpuBackend(), 0.04)):
+        error = prefill_logits(lowered(ours, backend), TOKENS) - wanted
+        assert np.linalg.norm(error) < share * np.linalg.norm(wanted)
+
+    alone = prefill_logits(lowered(ours, CpuBackend()), TOKENS)
+    for threads, chunk in ((2, 1), (3, 13), (1, 0)):
+        got = prefill_logits(lowered(ours, CpuBackend(), threads), TOKENS, chunk=chunk)
+        np.testing.assert_array_equal(got, alone)
+
+
+def test_an_order_of_an_expert_that_names_no_column_is_refused() -> None:
+    model = _native.Model(
+        threads=1, isa=_native.resolve_isa(""), max_tokens=4, max_rows=4, max_sequences=4, vocab_limit=9
+    )
+    tensors = memory_checkpoint(CONFIG, {"w": np.zeros((32, 32), np.float32)}).tensors
+    experts = [PackedWeights(tensors, ["w"], 1).matrix("w")] * 2
+    scores, x, out = (model.rows(width, False) for width in (2, 32, 32))
+
+    def add(*orders: np.ndarray) -> None:
+        model.moe("moe", scores, x, experts, experts, experts, list(orders), 1, True, "silu", out)
+
+    good = np.arange(32)
+    for order in (np.arange(31), good + 1, good - 1):
+        with pytest.raises(ValueError, match="must name 32 columns"):
+            add(order, good)
+    with pytest.raises(ValueError, match="experts need as many"):
+        add(good)
+    add(good, np.empty(0, np.int64))
+    add()

@@ -290,13 +290,16 @@ class Lowering:
         router_name, *names = node.weights
         router = self._weights.reader(router_name)
         gate, up, down = (self._weights.experts(name) for name in names)
+        orders = self._weights.expert_orders(names[0])  # gate's, and up's
         place = Place(self._places[x.id].per_row)
         scores = self._pool.rows(place, attrs["n_experts"])
         self._model.linear(_label((router_name,)), self._act(x, router), router.matrix, None, scores, False)
         used, norm, act = attrs["n_used"], attrs["norm"], attrs["act"]
         self._to_rows(
             node,
-            lambda out: self._model.moe("moe", scores, self._rows(x), gate, up, down, used, norm, act, out),
+            lambda out: self._model.moe(
+                "moe", scores, self._rows(x), gate, up, down, orders, used, norm, act, out
+            ),
         )
         self._pool.release(place)
 

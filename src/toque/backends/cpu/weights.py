@@ -64,6 +64,14 @@ class PackedWeights:
     def experts(self, name: str) -> list[_native.PackedMatrix]:
         return self._packed[name]
 
+    def expert_orders(self, name: str) -> list[npt.NDArray[np.int64]]:
+        """The column that each input of an expert is, none for as they come; empty where all come so."""
+        orders = [part.column_order for part in self._tensors[name].parts]
+        none = np.empty(0, np.int64)
+        if all(order is None for order in orders):
+            return []
+        return [none if order is None else order for order in orders]
+
     def vector(self, name: str) -> Float32:
         return np.ascontiguousarray(dequantize(self._tensors[name]).reshape(-1), np.float32)
 
