@@ -67,7 +67,8 @@ struct Cache16 : Numbers {
     for (int r = 0; r < R; ++r) acc[r] = dot(acc[r], p, (const Element*)(x + r * stride));
   }
 
-  // Scores of R rows against N tiles. `prefetch_v`: fetch those tiles' V meanwhile.
+  // Scores of R rows against N tiles, while the K of the next call's tiles is fetched. `prefetch_v`: also
+  // these tiles' V, unless the last call has.
   template <int R, int N>
   static void score(const AttendChunk& c, int row, int tile, bool prefetch_v) {
     Sum acc[N][R];
@@ -81,12 +82,27 @@ struct Cache16 : Numbers {
     const Element* q = query<Cache16>(c, row);
     const int dim = c.head_dim;
     const size_t v = half_tile_bytes(dim), stride = query_bytes(dim);
+    prefetch_v = prefetch_v && tile + N > c.n_fetched;
     if (prefetch_v && kScaleBytes != 0) {
       for (int n = 0; n < N; ++n) prefetch(k[n] + 2 * v - 1);
+    }
+    // Fetching is spread evenly, for a core has room for a few lines on their way only, and what the products
+    // read takes that same way. Of the two lines of four dims the first pass over the rows fetches one, the
+    // second the other.
+    const int pass = row / kMaxRows;
+    const bool both = c.rows <= kMaxRows, ahead = pass < 2 && tile + N <= c.n_next;
+    const uint8_t* next[N];
+    for (int n = 0; n < N; ++n) next[n] = ahead ? c.next[tile + n] + 64 * pass : nullptr;
+    if (ahead && pass == 0 && kScaleBytes != 0) {
+      for (int n = 0; n < N; ++n) prefetch_far(next[n] + v - 1);
     }
     for (int d = 0; d < dim; d += 4) {
       if (prefetch_v) {
         for (int line = 0; line < 2 * N; ++line) prefetch(k[line / 2] + v + (size_t)d * 32 + line % 2 * 64);
+      }
+      for (int n = 0; ahead && n < N; ++n) {
+        prefetch_far(next[n] + (size_t)d * 32);
+        if (both) prefetch_far(next[n] + (size_t)d * 32 + 64);
       }
       TOQUE_UNROLL
       for (int n = 0; n < N; ++n) {
@@ -106,9 +122,9 @@ struct Cache16 : Numbers {
     }
   }
 
-  // out[:, columns] of R rows = weights * V. `prefetch_k`: fetch the K of the next call's tiles meanwhile.
+  // out[:, columns] of R rows = weights * V, while the V of the next call's tiles is fetched.
   template <int R, int C>
-  static void accumulate(const AttendChunk& c, int row, int column, int first_tile, bool prefetch_k) {
+  static void accumulate(const AttendChunk& c, int row, int column, int first_tile, bool) {
     Sum acc[C][R];
     TOQUE_UNROLL
     for (int j = 0; j < C; ++j) {
@@ -119,14 +135,20 @@ struct Cache16 : Numbers {
     const uint8_t* w =
         (const uint8_t*)weights<Cache16>(c, row) + (size_t)first_tile * kTile * sizeof(Element);
     const size_t half = half_tile_bytes(dim), pair_bytes = (size_t)dim * 4;
+    // Each pass over rows and columns fetches every so manieth line; after four nothing is left to fetch.
+    const int row_passes = (c.rows + kMaxRows - 1) / kMaxRows, passes = row_passes * (dim / (C * kTile));
+    const int pass = column / (C * kTile) * row_passes + row / kMaxRows;
+    const size_t every = 64 * (size_t)(passes < 4 ? passes : 4);
     for (int tile = first_tile; tile * kTile < c.n_tokens; ++tile) {
       const int tokens = c.n_tokens - tile * kTile < kTile ? c.n_tokens - tile * kTile : kTile;
-      const uint8_t* next = prefetch_k && tile < c.n_next ? c.next[tile] : nullptr;
-      if (next && kScaleBytes != 0) prefetch(next + half - 1);
+      const uint8_t* next = pass < 4 && tile < c.n_next ? c.next[tile] + half : nullptr;
+      if (next && pass == 0 && kScaleBytes != 0) prefetch_far(next + half - 1);
       const uint8_t* v = c.tiles[tile] + half + (size_t)column * 4;
       for (int t = 0; t < tokens; t += 2, v += pair_bytes, w += 2 * sizeof(Element)) {
         if (next) {
-          for (size_t line = 0; line < pair_bytes; line += 64) prefetch(next + t / 2 * pair_bytes + line);
+          for (size_t line = 64 * (size_t)pass; line < pair_bytes; line += every) {
+            prefetch_far(next + t / 2 * pair_bytes + line);
+          }
         }
         TOQUE_UNROLL
         for (int j = 0; j < C; ++j) {

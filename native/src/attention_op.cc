@@ -96,11 +96,18 @@ void AttentionOp::run(const StepInput& step, Worker& worker) {
     }
     worker.pool.barrier();
   }
-  for (auto range = units_.claim(); !range.empty(); range = units_.claim()) {
+  // A claim is made while the last unit of the one before is under way, so that its first unit is fetched,
+  // too.
+  int fetched = 0;
+  for (auto range = units_.claim(), following = range; !range.empty(); range = following) {
     for (int i = range.begin; i < range.end; ++i) {
+      const bool last = i + 1 == range.end;
+      if (last) following = units_.claim();
+      const AttentionUnit* next =
+          last && following.empty() ? nullptr : &schedule_.units()[last ? following.begin : i + 1];
       const AttentionUnit& unit = schedule_.units()[i];
       if (schedule_.one_token_each()) write_members(step, unit, scratch.head);
-      attend(step, unit, i + 1 < range.end ? &schedule_.units()[i + 1] : nullptr, scratch);
+      fetched = attend(step, unit, next, fetched, scratch);
     }
   }
   if (schedule_.folds().empty()) return;
@@ -221,8 +228,10 @@ void AttentionOp::look(const StepInput& step, const Piece& piece, const Scratch&
   }
 }
 
-void AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const AttentionUnit* next,
-                         const Scratch& s) const {
+// `fetched` and the result: so many tiles of the unit's first chunk, and of the next one's, have been
+// fetched.
+int AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const AttentionUnit* next,
+                        int fetched, const Scratch& s) const {
   const int dim = layer_.head_dim;
   const auto row_of = [dim](float* rows, int r) { return rows + static_cast<size_t>(r) * dim; };
   Piece piece = first_piece(unit), following = piece;
@@ -255,6 +264,7 @@ void AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const
                 .n_tokens = tokens[turn],
                 .next = tiles[turn ^ 1],
                 .n_next = tile_count(tokens[turn ^ 1]),
+                .n_fetched = fetched,
                 .first = s.first,
                 .last = s.last,
                 .softcap = spec_.softcap,
@@ -262,6 +272,7 @@ void AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const
                 .maximum = s.chunk_maximum,
                 .sum = s.chunk_sum,
                 .out = s.chunk_out});
+    fetched = std::min(tile_count(tokens[0]), tile_count(tokens[1]));
     if (unit.partial >= 0) break;
     for (int r = 0, row = piece.row; r < piece.rows; ++r, ++row) {
       kernels_.merge(s.maximum + row, s.sum + row, row_of(s.out, row), s.chunk_maximum[r], s.chunk_sum[r],
@@ -275,7 +286,7 @@ void AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const
       partial[dim] = s.chunk_maximum[r];
       partial[dim + 1] = s.chunk_sum[r];
     }
-    return;
+    return fetched;
   }
   for (int m = unit.member_begin, row = 0; m < unit.member_end; ++m) {
     const AttentionMember& member = schedule_.members()[m];
@@ -284,6 +295,7 @@ void AttentionOp::attend(const StepInput& step, const AttentionUnit& unit, const
         emit(step, token, unit.head * group_ + g, s.sum[row], row_of(s.out, row));
     }
   }
+  return fetched;
 }
 
 // Of members with one token each, those whose last chunk is this unit's.

@@ -52,8 +52,8 @@ class AttentionOp : public Op {
                    const uint8_t** tiles) const;
   void load_queries(const StepInput& step, const AttentionUnit& unit, const Scratch& scratch) const;
   void look(const StepInput& step, const Piece& piece, const Scratch& scratch) const;
-  void attend(const StepInput& step, const AttentionUnit& unit, const AttentionUnit* next,
-              const Scratch& scratch) const;
+  int attend(const StepInput& step, const AttentionUnit& unit, const AttentionUnit* next, int fetched,
+             const Scratch& scratch) const;
   void write_members(const StepInput& step, const AttentionUnit& unit, float* scratch) const;
   void fold(const StepInput& step, const AttentionFold& fold, const Scratch& scratch) const;
   void emit(const StepInput& step, int token, int head, float sum, float* out) const;

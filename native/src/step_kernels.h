@@ -21,6 +21,7 @@ struct AttendChunk {
   int n_tokens;  // tokens of the chunk that some row sees; nothing after them is read as numbers
   const uint8_t* const* next;  // tiles to prefetch for the call that follows
   int n_next;
+  int n_fetched;     // so many of the tiles were the last call's next
   const int* first;  // [rows] row r sees tokens first[r] <= t < last[r] of the chunk
   const int* last;
   float softcap;   // 0: none

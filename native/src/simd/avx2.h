@@ -215,5 +215,7 @@ TOQUE_INLINE int32_t reduce_add(i32x16 a) {
 }
 
 TOQUE_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+// To the second level of caches only.
+TOQUE_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 }  // namespace toque::TOQUE_ISA

@@ -228,5 +228,7 @@ TOQUE_INLINE int32_t reduce_add(i32x16 a) {
 }
 
 TOQUE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+// To the second level of caches only.
+TOQUE_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace toque::TOQUE_ISA
