@@ -37,10 +37,14 @@ struct Codes {
 
   TOQUE_INLINE Sum zero() { return broadcast((int32_t)0); }
   TOQUE_INLINE Sum dot(Sum sum, i32x16 pairs, const Element* x) { return dot2(sum, pairs, x); }
-  TOQUE_INLINE f32x16 score(Sum sum, const uint8_t* keys, const Element* query, int dim) {
+  // Scores lack the query's scale: the softmax multiplies by it anyway.
+  TOQUE_INLINE f32x16 score(Sum sum, const uint8_t* keys, int dim) {
+    return to_f32(sum) * load(scales(keys, dim));
+  }
+  TOQUE_INLINE float unit(const Element* query, int dim) {
     float scale;
     memcpy(&scale, query + dim, sizeof scale);
-    return to_f32(sum) * load(scales(keys, dim)) * broadcast(scale);
+    return scale;
   }
   TOQUE_INLINE f32x16 output(Sum sum, const float* row_scores) {
     return to_f32(sum) * broadcast(row_scores[kChunk - 1]);
@@ -99,15 +103,15 @@ struct Codes {
   class Weights {
    public:
     Weights(const AttendChunk& c, int row)
-        : chunk_(c),
+        : tiles_(c.tiles),
+          scales_(kTile * (c.head_dim * sizeof(Element) + kScaleBytes) +
+                  kTile * c.head_dim * sizeof(Element)),
           weights_(scores(c, row)),
           kept_(c.out + (size_t)row * c.head_dim),
           top_(zero_f32()),
           total_(zero_f32()) {}
     void put(int tile, f32x16 e) {
-      const int dim = chunk_.head_dim;
-      const uint8_t* values = chunk_.tiles[tile] + (size_t)kTile * (dim * sizeof(Element) + kScaleBytes);
-      const f32x16 w = e * load(scales(values, dim));
+      const f32x16 w = e * load((const float*)(tiles_[tile] + scales_));
       top_ = max(top_, w);
       total_ = total_ + w;
       store(weights_ + tile * kTile, w);
@@ -134,7 +138,8 @@ struct Codes {
     }
 
    private:
-    const AttendChunk& chunk_;
+    const uint8_t* const* const tiles_;
+    const size_t scales_;  // where those of values are in a tile
     float *const weights_, *const kept_;
     f32x16 top_, total_;
   };

@@ -27,6 +27,7 @@ struct Cache8 {
     static void finish(const AttendChunk&, int, int, int) {}
   };
   TOQUE_INLINE size_t query_bytes(int dim) { return dim * sizeof(Element); }
+  TOQUE_INLINE float score_unit(const AttendChunk&, int) { return 1.0f; }
   TOQUE_INLINE size_t half_tile_bytes(int dim) {
     return (size_t)kTile * (dim + (dim + kGroup - 1) / kGroup * sizeof(uint16_t));
   }

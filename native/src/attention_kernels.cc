@@ -27,7 +27,8 @@ struct Bf16 {
     memcpy(&pair, x, sizeof pair);
     return bf16_dot(sum, pairs, broadcast(pair));
   }
-  TOQUE_INLINE f32x16 score(Sum sum, const uint8_t*, const Element*, int) { return sum; }
+  TOQUE_INLINE f32x16 score(Sum sum, const uint8_t*, int) { return sum; }
+  TOQUE_INLINE float unit(const Element*, int) { return 1.0f; }
   TOQUE_INLINE f32x16 output(Sum sum, const float*) { return sum; }
 
   static void prepare_query(const float* q, int dim, float by, void* prepared) {
@@ -57,6 +58,10 @@ struct Cache16 : Numbers {
     return (size_t)kTile * (dim * sizeof(Element) + kScaleBytes);
   }
   TOQUE_INLINE size_t query_bytes(int dim) { return dim * sizeof(Element) + kScaleBytes; }
+
+  TOQUE_INLINE float score_unit(const AttendChunk& c, int row) {
+    return Numbers::unit(query<Cache16>(c, row), c.head_dim);
+  }
 
   // acc[r] += a * x[r][0] + b * x[r][1] for R rows `stride` bytes apart, where a and b are the numbers of two
   // neighbouring dims of 16 keys, or of 16 columns of two neighbouring tokens' values.
@@ -107,8 +112,9 @@ struct Cache16 : Numbers {
       TOQUE_UNROLL
       for (int n = 0; n < N; ++n) {
         const uint8_t* pairs = k[n] + (size_t)d * 32;
-        add_pairs<R>(acc[n], pairs, (const uint8_t*)(q + d), stride);
-        add_pairs<R>(acc[n], pairs + 64, (const uint8_t*)(q + d + 2), stride);
+        TOQUE_UNROLL
+        for (int i = 0; i < 2; ++i)
+          add_pairs<R>(acc[n], pairs + i * 64, (const uint8_t*)(q + d + 2 * i), stride);
       }
     }
     float* const out = scores(c, row) + tile * kTile;
@@ -116,8 +122,7 @@ struct Cache16 : Numbers {
     for (int n = 0; n < N; ++n) {
       TOQUE_UNROLL
       for (int r = 0; r < R; ++r) {
-        const Element* row_query = (const Element*)((const uint8_t*)q + r * stride);
-        store(out + r * kChunk + n * kTile, Numbers::score(acc[n][r], k[n], row_query, dim));
+        store(out + r * kChunk + n * kTile, Numbers::score(acc[n][r], k[n], dim));
       }
     }
   }
@@ -144,17 +149,27 @@ struct Cache16 : Numbers {
       const uint8_t* next = pass < 4 && tile < c.n_next ? c.next[tile] + half : nullptr;
       if (next && pass == 0 && kScaleBytes != 0) prefetch_far(next + half - 1);
       const uint8_t* v = c.tiles[tile] + half + (size_t)column * 4;
-      for (int t = 0; t < tokens; t += 2, v += pair_bytes, w += 2 * sizeof(Element)) {
-        if (next) {
-          for (size_t line = 64 * (size_t)pass; line < pair_bytes; line += every) {
-            prefetch_far(next + t / 2 * pair_bytes + line);
-          }
-        }
+      const auto add = [&](int t) {
         TOQUE_UNROLL
         for (int j = 0; j < C; ++j) {
-          add_pairs<R>(acc[j], v + (size_t)j * kTile * 4, w, kChunk * sizeof(float));
+          add_pairs<R>(acc[j], v + t / 2 * pair_bytes + (size_t)j * kTile * 4, w + t * sizeof(Element),
+                       kChunk * sizeof(float));
+        }
+      };
+      if (next == nullptr && tokens > kTile - 2) {
+        TOQUE_UNROLL
+        for (int t = 0; t < kTile; t += 2) add(t);
+      } else {
+        for (int t = 0; t < tokens; t += 2) {
+          if (next) {
+            for (size_t line = 64 * (size_t)pass; line < pair_bytes; line += every) {
+              prefetch_far(next + t / 2 * pair_bytes + line);
+            }
+          }
+          add(t);
         }
       }
+      w += kTile * sizeof(Element);
     }
     float* const out = c.out + (size_t)row * dim + column;
     const float* const s = scores(c, row);

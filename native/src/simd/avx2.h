@@ -42,6 +42,8 @@ TOQUE_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.lo, b.lo),
 TOQUE_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 TOQUE_INLINE f32x16 abs(f32x16 a) { __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)); return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)}; }
 TOQUE_INLINE i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+TOQUE_INLINE i32x16 operator&(i32x16 a, i32x16 b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
+TOQUE_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)}; }
 
 TOQUE_INLINE f32x16 as_f32(i32x16 a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
@@ -49,6 +51,8 @@ TOQUE_INLINE i32x16 as_i32(f32x16 a) { return {_mm256_castps_si256(a.lo), _mm256
 TOQUE_INLINE f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 // Rounds to nearest, ties to even; |a| below 2^22.
 TOQUE_INLINE i32x16 round_i32(f32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+// Rounds to nearest, ties to even, numbers of any size; beyond 32 bits to some number.
+TOQUE_INLINE i32x16 round_wide_i32(f32x16 a) { return round_i32(a); }
 TOQUE_INLINE __m256 half_from_f16(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 TOQUE_INLINE f32x16 load_f16(const uint16_t* p) { return {half_from_f16(p), half_from_f16(p + 8)}; }
 // Sixteen e4m3 bytes as the f16 of the same bits: 2^-8 of their value. 0x7f is no NaN here.

@@ -52,6 +52,8 @@ TOQUE_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; 
 TOQUE_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 TOQUE_INLINE f32x16 abs(f32x16 a) { return {_mm512_abs_ps(a.v)}; }
 TOQUE_INLINE i32x16 add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+TOQUE_INLINE i32x16 operator&(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+TOQUE_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
 
 TOQUE_INLINE f32x16 as_f32(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
@@ -145,6 +147,8 @@ TOQUE_INLINE f32x16 select_first(int count, f32x16 a, f32x16 b) {
 }
 // clang-format on
 #endif
+// Rounds to nearest, ties to even, numbers of any size; beyond 32 bits to some number.
+TOQUE_INLINE i32x16 round_wide_i32(f32x16 a) { return round_i32(a); }
 
 // The low (even k) and high (odd k) halves of sixteen bf16 pairs.
 TOQUE_INLINE f32x16 bf16_low(i32x16 a) { return as_f32(shift_left<16>(a)); }

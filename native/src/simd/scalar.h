@@ -75,11 +75,20 @@ TOQUE_INLINE f32x16 max(f32x16 a, f32x16 b) { f32x16 r; TOQUE_LANES(r.v[i] = a.v
 TOQUE_INLINE f32x16 min(f32x16 a, f32x16 b) { f32x16 r; TOQUE_LANES(r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 TOQUE_INLINE f32x16 abs(f32x16 a) { f32x16 r; TOQUE_LANES(r.v[i] = bits_to_f32(f32_to_bits(a.v[i]) & 0x7fffffff)); }
 TOQUE_INLINE i32x16 add(i32x16 a, i32x16 b) { i32x16 r; TOQUE_LANES(r.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i])); }
+TOQUE_INLINE i32x16 operator&(i32x16 a, i32x16 b) { i32x16 r; TOQUE_LANES(r.v[i] = a.v[i] & b.v[i]); }
+TOQUE_INLINE i32x16 operator|(i32x16 a, i32x16 b) { i32x16 r; TOQUE_LANES(r.v[i] = a.v[i] | b.v[i]); }
 template <int N> TOQUE_INLINE i32x16 shift_left(i32x16 a) { i32x16 r; TOQUE_LANES(r.v[i] = (int32_t)((uint32_t)a.v[i] << N)); }
 
 TOQUE_INLINE f32x16 as_f32(i32x16 a) { f32x16 r; memcpy(r.v, a.v, sizeof r); return r; }
 TOQUE_INLINE i32x16 as_i32(f32x16 a) { i32x16 r; memcpy(r.v, a.v, sizeof r); return r; }
 TOQUE_INLINE f32x16 to_f32(i32x16 a) { f32x16 r; TOQUE_LANES(r.v[i] = (float)a.v[i]); }
+// Rounds to nearest, ties to even, numbers of any size; beyond 32 bits to some number.
+TOQUE_INLINE int32_t round_wide(float a) {
+    if (!(a < 2147483648.0f && a >= -2147483648.0f)) return INT32_MIN;
+    if (a >= 8388608.0f || a <= -8388608.0f) return (int32_t)a;  // has no fraction
+    return a < 0.0f ? (int32_t)((a - 8388608.0f) + 8388608.0f) : (int32_t)((a + 8388608.0f) - 8388608.0f);
+}
+TOQUE_INLINE i32x16 round_wide_i32(f32x16 a) { i32x16 r; TOQUE_LANES(r.v[i] = round_wide(a.v[i])); }
 // Sixteen e4m3 bytes as the f16 of the same bits: 2^-8 of their value. 0x7f is no NaN here.
 TOQUE_INLINE f32x16 load_f8(const uint8_t* p) { f32x16 r; TOQUE_LANES(r.v[i] = f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7))); }
 TOQUE_INLINE f32x16 load_i8(const int8_t* p) { f32x16 r; TOQUE_LANES(r.v[i] = (float)p[i]); }
