@@ -82,11 +82,16 @@ def test_a_type_without_a_packed_form_is_refused_by_the_tensors_name() -> None:
 @pytest.mark.model
 def test_the_command_says_what_a_model_needs(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toque.cli.plan.measure", lambda threads, kind: MachineRates(30e9, 200e9))
+    # Where there is no memory to try a step, its speed follows from the bandwidth.
+    monkeypatch.setattr("toque.cli.plan.decode_seconds", lambda *_: None)
     done = CliRunner().invoke(command, [str(smollm2), "--json"], catch_exceptions=False)
     found = json.loads(done.output)
     assert found["kv_per_token"] == 30 * 3 * _native.kv_bytes(64)
     assert found["weight_bytes"] == pytest.approx(load_checkpoint(smollm2).path.stat().st_size, rel=0.02)
     assert 150 < found["decode_tokens_per_second"]["128"] < 300
+    monkeypatch.setattr("toque.cli.plan.decode_seconds", lambda *_: {128: 0.008, 2048: 0.016})
+    done = CliRunner().invoke(command, [str(smollm2), "--json"], catch_exceptions=False)
+    assert json.loads(done.output)["decode_tokens_per_second"] == {"128": 125.0, "2048": 62.5}
     text = CliRunner().invoke(command, [str(smollm2)], catch_exceptions=False).output
     assert "fits:" in text
     assert "tokens/s" in text

@@ -75,6 +75,13 @@ def test_what_sets_gemma3_apart(tmp_path: Path) -> None:
     assert (config.attention_softcap, config.final_softcap) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(("hidden", "scale"), [(640, 25.2982), (1152, 33.9411)])
+def test_gemmas_embedding_scale_is_not_rounded(hidden: int, scale: float) -> None:
+    """Field case BR-057: bfloat16 would make these 25.25 and 34."""
+    values = hf.Gemma3TextConfig(hidden_size=hidden).to_dict()
+    assert model_config(values).embedding_scale == pytest.approx(scale, abs=1e-4)
+
+
 def test_what_sets_gemma2_apart(tmp_path: Path) -> None:
     config = load_checkpoint(saved(tmp_path, "gemma2")[1]).config
     assert (config.sliding_window, config.sliding_window_pattern) == (32, 2)

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from toque.engine.plan import MachineRates
+    from collections.abc import Callable, Sequence
+
+    from toque.engine.plan import MachineRates, MemoryPlan
+    from toque.formats.checkpoint import Checkpoint
 
 _BENCH_BYTES = 96 << 20  # of weights: more than any cache here holds
 _REPEATS = 12  # the best counts: a busy neighbour slows some
@@ -62,10 +65,17 @@ def command(
         threads=threads,
     )
     context = served_context(config.context_length, options)
-    plan = plan_memory(checkpoint, options, _native.packed_size, _native.kv_bytes, available_bytes())
-    rates = measure(threads or usable_cpus(), plan.kernels)
-    contexts = () if config.pooling else (128, 2048)
-    decode = {at: round(plan.decode_rate(rates, at), 1) for at in contexts if at <= context}
+
+    def plan_of(model: Checkpoint) -> MemoryPlan:
+        return plan_memory(model, options, _native.packed_size, _native.kv_bytes, available_bytes())
+
+    plan, threads = plan_of(checkpoint), threads or usable_cpus()
+    rates = measure(threads, plan.kernels)
+    contexts = () if config.pooling else tuple(at for at in (128, 2048) if at < context)
+    seconds = decode_seconds(checkpoint, plan_of, threads, kv_dtype, contexts) if contexts else {}
+    decode = {
+        at: round(plan.decode_rate(rates, at) if seconds is None else 1 / seconds[at], 1) for at in contexts
+    }
     prefill = round(plan.prefill_rate(rates), 1)
     if as_json:
         facts = {
@@ -109,6 +119,22 @@ def command(
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
+
+
+def decode_seconds(
+    checkpoint: Checkpoint,
+    plan_of: Callable[[Checkpoint], MemoryPlan],
+    threads: int,
+    kv_dtype: str,
+    contexts: Sequence[int],
+) -> dict[int, float] | None:
+    """See `toque.engine.rehearsal.expected_seconds`: about a second."""
+    from toque.backends.base import BackendOptions
+    from toque.backends.cpu import CpuBackend
+    from toque.engine.rehearsal import expected_seconds
+
+    options = BackendOptions(threads, max_batch_tokens=1, max_sequences=1, kv_dtype=kv_dtype)
+    return expected_seconds(checkpoint, plan_of, CpuBackend(), options, contexts)
 
 
 def measure(threads: int, kind: str) -> MachineRates:

@@ -1,8 +1,8 @@
 """What a model will need and how fast it should be, from its description alone: no weight is read.
 
-Decoding one sequence reads every weight once per token, so its speed is bandwidth over bytes. A prompt is bound by
-multiplications, so its speed is the kernels' rate over those per token. Both rates are measured on this machine, on
-random numbers.
+Decoding one sequence reads every weight once per token, so its speed is about bandwidth over bytes; `rehearsal` knows
+better, where there is memory for it. A prompt is bound by multiplications, so its speed is the kernels' rate over those
+per token. Both rates are measured on this machine, on zeros.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from fixtures.checkpoints import batch_of, prefill_logits
 from fixtures.families import FAMILIES, GGUF_FAMILIES, make
@@ -64,6 +65,22 @@ def test_a_family_agrees_with_transformers_from_gguf(name, tmp_path):
     write_gguf(model, tmp_path / "model.gguf")
     logits = prefill_logits(lower(tmp_path / "model.gguf"), TOKENS)
     assert_agree(logits, hf_logits(model, TOKENS))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_activations_beyond_float16_are_no_infinities(name, dtype, tmp_path):
+    """Field case BR-057: gemmas of 16 bits, whose residuals grow beyond 65504, are computed with in float32."""
+    model = make(name)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.post_feedforward_layernorm.weight += 3e4
+    model.to(dtype).save_pretrained(tmp_path)
+    model = type(model).from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        states = model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
+    assert states[-2].abs().max() > 2 * 65504
+    assert_agree(prefill_logits(lower(tmp_path), TOKENS), hf_logits(model, TOKENS))
 
 
 @pytest.mark.parametrize(
