@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from toque.errors import EngineError
-from toque.fleet.placement.base import EventKind, Observed, ReplicaSpec
+from toque.fleet.placement.base import EventKind, Observed, ReplicaSpec, loaded_mark
 from toque.fleet.placement.detached import UNKNOWN_STATUS, DetachedPlacement
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -195,3 +195,16 @@ async def test_an_end_is_listed_with_its_last_error(placement: DetachedPlacement
     await placement.ensure(ReplicaSpec("b", 1, ["/nonexistent/program"], "/nonexistent/rb"))
     listed = {each.replica_id: each for each in await placement.list()}
     assert "cannot start /nonexistent/program" in listed["b"].last_error
+
+
+async def test_what_a_replica_marks_once_it_is_loaded_outlives_it_until_it_is_stopped(
+    placement: DetachedPlacement, tmp_path: Path
+) -> None:
+    address = str(tmp_path / "r1")
+    killed = "import os, sys; open(sys.argv[1], 'w').close(); os._exit(9)"
+    for epoch, mark, loaded in ((1, loaded_mark(address), True), (2, "/dev/null", False)):
+        argv = [sys.executable, "-c", killed, mark]
+        await placement.ensure(ReplicaSpec("a", epoch, argv, address))
+        found = await ended(placement)
+        assert (found.exit_status, found.loaded) == (9, loaded)
+    assert "r1.loaded" not in os.listdir(tmp_path)

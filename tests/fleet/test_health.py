@@ -63,3 +63,13 @@ def test_one_that_was_ready_between_two_looks_is_no_crash_at_start(
     life.judge(0.0, Health(ReplicaState.STARTING))
     life.judge(0.25, Health(ReplicaState.DEAD, loaded=loaded))
     assert life.ready_s() == expected
+
+
+@pytest.mark.parametrize("health", [None, Health(ReplicaState.STARTING)])
+def test_one_that_nobody_heard_be_ready_was_if_its_placement_says_so(health: Health | None) -> None:
+    """It may end so soon that no session of the controller's was connected; its mark stays."""
+    life = Life(HangBounds())
+    life.judge(0.0, health)
+    assert life.ready_s() is None
+    life.judge(0.25, health, loaded=True)
+    assert life.ready_s() == 0.0

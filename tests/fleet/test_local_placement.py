@@ -15,7 +15,7 @@ import pytest
 
 from toque.errors import EngineError
 from toque.fleet.placement import local
-from toque.fleet.placement.base import PARENT_PID, EventKind, Observed, ReplicaSpec
+from toque.fleet.placement.base import PARENT_PID, EventKind, Observed, ReplicaSpec, loaded_mark
 from toque.fleet.placement.local import LocalPlacement, last_error
 
 Lines = list[tuple[str, str]]
@@ -202,3 +202,16 @@ async def seen(lines: Lines, text: str, times: int = 1) -> None:
             return
         await asyncio.sleep(0.01)
     pytest.fail(f"{text!r} was not printed {times} times: {lines}")
+
+
+async def test_what_a_replica_marks_once_it_is_loaded_outlives_it_until_it_is_stopped(
+    placement: LocalPlacement, tmp_path: Path
+) -> None:
+    address = str(tmp_path / "r1")
+    killed = "import os, sys; open(sys.argv[1], 'w').close(); os._exit(9)"
+    for epoch, mark, loaded in ((1, loaded_mark(address), True), (2, "/dev/null", False)):
+        argv = [sys.executable, "-c", killed, mark]
+        await placement.ensure(ReplicaSpec("a", epoch, argv, address))
+        found = await ended(placement)
+        assert (found.exit_status, found.loaded) == (9, loaded)
+    assert "r1.loaded" not in os.listdir(tmp_path)

@@ -158,7 +158,10 @@ class _Compiling(threading.Thread):
                 return
             if time.clock_gettime(self._clock) - self._began > after_s:
                 self.slowed = True
-                os.setpriority(os.PRIO_PROCESS, self.native_id or 0, _NICE)
+                thread = self.native_id or 0
+                # Never more urgent than it was: the whole process may have been started at a lower priority.
+                lower = max(_NICE, os.getpriority(os.PRIO_PROCESS, thread))
+                os.setpriority(os.PRIO_PROCESS, thread, lower)
 
 
 def _catch_up(matcher: Matcher, sequence: Sequence) -> None:

@@ -132,7 +132,7 @@ class Decider:
         if counted is not None and counted[0] == row:  # what the last round decided was not stored
             return counted[1]
         life = self._lives.setdefault((row.id, row.epoch), Life(self._bounds))
-        hang = life.judge(monotonic, health)
+        hang = life.judge(monotonic, health, loaded=observed is not None and observed.loaded)
         if row.gone:
             if observed is not None:
                 if observed.exit_status:

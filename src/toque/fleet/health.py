@@ -101,19 +101,21 @@ class Life:
         """How long ago it was first ready; None if it never was."""
         return None if self._ready_since is None or self._looked is None else self._looked - self._ready_since
 
-    def judge(self, now: float, health: Health | None) -> str:
-        """Why this process has to be replaced; "" if it has not."""
+    def judge(self, now: float, health: Health | None, *, loaded: bool = False) -> str:
+        """Why this process has to be replaced; "" if it has not. ``loaded``: it has been ready, whoever knows."""
         if self._looked is None or now - self._looked > 10 * POLL_S:
             # We did not run ourselves for a while (stopped, starved): what it said meanwhile is yet to be read.
             self._awake_since = now
         self._looked = now
+        if health is not None:
+            loaded = loaded or health.loaded or health.state is ReplicaState.READY
+        if self._ready_since is None and loaded:
+            self._ready_since = now  # or a moment before: a request may have ended it since
         if health is None:
             return ""
         if health.state not in self._since:
             self._since = {health.state: now}
         lasted = now - max(self._since[health.state], self._awake_since)
-        if self._ready_since is None and (health.loaded or health.state is ReplicaState.READY):
-            self._ready_since = now  # or a moment before: a request may have ended it since
         silent = min(health.silent_s, now - self._awake_since)
         if silent > self._bounds.silent_s:
             return f"it hung: nothing heard for {silent:.0f} s"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from toque.fleet.placement.base import PARENT_PID, ReplicaSpec
+from toque.fleet.placement.base import PARENT_PID, ReplicaSpec, loaded_mark
 from toque.fleet.store import ReplicaRow, Revision
 
 LEASE_S = 30.0
@@ -50,6 +50,7 @@ class Launch(Struct, frozen=True):
 
     def spec(self, row: ReplicaRow, revision: Revision, grace_s: float) -> ReplicaSpec:
         argv = [*self.command(revision), "--name", row.id, "--socket", row.address]
+        argv += ["--loaded-mark", loaded_mark(row.address)]
         if self.bound:
             argv += ["--parent-pid", PARENT_PID]
         argv += ["--lease-s", f"{self.lease_s:g}", "--drain-s", f"{grace_s:g}"]

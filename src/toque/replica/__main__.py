@@ -82,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stall-s", type=float, default=3.0, help="without a step for so long, it is degraded"
     )
+    parser.add_argument(
+        "--loaded-mark", type=Path, metavar="PATH", help="a file to make once the model is loaded"
+    )
     parser.add_argument("--digest", default="", help="of the model version, passed on to clients")
     parser.add_argument("--state", default="", help="of the model's files; others are refused")
     engine = parser.add_argument_group("engine options")
@@ -109,6 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         lease_s=args.lease_s,
         drain_s=args.drain_s,
         stall_s=args.stall_s,
+        loaded_mark=args.loaded_mark,
     )
     return run(replica, lambda: load(args.model, options, args.digest, args.state))
 

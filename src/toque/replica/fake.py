@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("--lease-s", type=float, default=0.0)
     parser.add_argument("--drain-s", type=float, default=5.0)
     parser.add_argument("--stall-s", type=float, default=1.0)
+    parser.add_argument("--loaded-mark", type=Path)
     parser.add_argument("--step-s", type=float, default=0.001)
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--refuse", default="", help="fail to load, with this message")
@@ -141,7 +142,7 @@ def main() -> int:
         )
         return Loaded(engine, model, max_sequences=64)
 
-    names = ("name", "socket", "grpc", "parent_pid", "lease_s", "drain_s", "stall_s")
+    names = ("name", "socket", "grpc", "parent_pid", "lease_s", "drain_s", "stall_s", "loaded_mark")
     return run(ReplicaOptions(**{name: getattr(args, name) for name in names}), load)
 
 

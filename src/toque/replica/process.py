@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,7 +30,8 @@ _PATIENCE_S = 5.0  # how long past its grace a step may hold up the exit
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """``lease_s``: exit when nobody has had a session for so long (0: never). ``grpc``: also serve there."""
+    """``lease_s``: exit when nobody has had a session for so long (0: never). ``grpc``: also serve there.
+    ``loaded_mark``: a file to make once the engine is loaded, before it takes requests."""
 
     name: str
     socket: Path
@@ -39,6 +41,7 @@ class ReplicaOptions:
     drain_s: float = 30.0
     stall_s: float = 3.0
     max_requests: int = 4096
+    loaded_mark: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +189,9 @@ class _EngineThread(threading.Thread):
                 self._replica.publish,
                 at_rest=loaded.at_rest,
             )
+            if self._options.loaded_mark is not None:
+                with suppress(OSError):  # its folder may be gone, with whoever would have looked
+                    self._options.loaded_mark.touch()
             self._replica.ready(loop, loaded.model, loaded.max_sequences)
             print(f"ready after {time.perf_counter() - started:.2f} s", file=sys.stderr, flush=True)
             loop.run()

@@ -52,6 +52,16 @@ class Observed:
     handle: str  # the placement's own name for it: a pid, an actor id
     exit_status: int | None = None
     last_error: str = ""  # what it said last, once it has ended badly
+    loaded: bool = False  # it has been ready, even if nobody heard it say so
+
+
+def loaded_mark(address: str) -> str:
+    """The file that a replica at ``address`` makes once it is loaded, before anybody can send it a request.
+
+    A request may end the process before its controller has heard that it was ready; the file stays until the
+    placement has stopped it.
+    """
+    return f"{address}.loaded"
 
 
 class EventKind(StrEnum):

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from toque.errors import EngineError
-from toque.fleet.placement.base import Event, EventKind, Node, Observed, ReplicaSpec
+from toque.fleet.placement.base import Event, EventKind, Node, Observed, ReplicaSpec, loaded_mark
 from toque.fleet.placement.events import Events
 from toque.fleet.placement.local import Log, environment, last_error, log_to_stderr, this_machine
 
@@ -93,6 +93,7 @@ class DetachedPlacement:
             self._path(process.record),
             self._log_path(process.record),
             Path(process.record.address),
+            Path(loaded_mark(process.record.address)),
         ):
             path.unlink(missing_ok=True)
         self._unwatch(process)
@@ -101,17 +102,7 @@ class DetachedPlacement:
 
     async def list(self) -> list[Observed]:
         self._look()
-        return [
-            Observed(
-                process.record.replica_id,
-                process.record.epoch,
-                process.record.address,
-                str(process.record.pid) if process.record.pid else "",
-                process.status,
-                process.error,
-            )
-            for process in self._processes.values()
-        ]
+        return [_observed(process) for process in self._processes.values()]
 
     def watch(self) -> AsyncGenerator[Event, None]:
         return self._events.watch()
@@ -243,6 +234,19 @@ class DetachedPlacement:
 
     def _log_path(self, record: Record) -> Path:
         return self.folder / f"{record.replica_id}.{record.epoch}.log"
+
+
+def _observed(process: _Process) -> Observed:
+    record = process.record
+    return Observed(
+        record.replica_id,
+        record.epoch,
+        record.address,
+        str(record.pid) if record.pid else "",
+        process.status,
+        process.error,
+        os.path.exists(loaded_mark(record.address)),
+    )
 
 
 def _tail(path: Path) -> list[str]:

@@ -13,7 +13,15 @@ from collections.abc import AsyncGenerator, Callable
 
 from toque.engine.memory import available_bytes, total_bytes
 from toque.errors import EngineError
-from toque.fleet.placement.base import PARENT_PID, Event, EventKind, Node, Observed, ReplicaSpec
+from toque.fleet.placement.base import (
+    PARENT_PID,
+    Event,
+    EventKind,
+    Node,
+    Observed,
+    ReplicaSpec,
+    loaded_mark,
+)
 from toque.fleet.placement.events import Events
 
 _TAIL_LINES = 40
@@ -123,8 +131,9 @@ class _Process:
             if self._status is None:
                 self._signal(signal.SIGKILL)
             await asyncio.wait([self._end])
-        with contextlib.suppress(OSError):
-            os.unlink(self.spec.address)
+        for path in (self.spec.address, loaded_mark(self.spec.address)):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         return self._status
 
     def observed(self) -> Observed:
@@ -135,6 +144,7 @@ class _Process:
             handle=str(self._process.pid) if self._process is not None else "",
             exit_status=self._status,
             last_error=last_error(list(self._tail), self._status) if self._status is not None else "",
+            loaded=os.path.exists(loaded_mark(self.spec.address)),
         )
 
     def _signal(self, number: signal.Signals) -> None:
