@@ -106,18 +106,22 @@ struct ActSlot {
   float* scales;   // of the tile
   uint8_t* peaks;  // of the tile
 };
-static inline __attribute__((always_inline)) ActSlot act_slot(const Act& act, int token) {
-  int tiles = token_tiles(act.tokens, act.tile_max), size = act.tokens / tiles, larger = act.tokens % tiles;
-  int in_larger = larger * (size + 1);
-  int index = token < in_larger ? token / (size + 1) : larger + (token - in_larger) / size;
-  TokenTile tile = token_tile(act.tokens, act.tile_max, index);
+static inline __attribute__((always_inline)) ActSlot act_slot(const Act& act, TokenTile tile, int t) {
   return {act.kind,
           tile.size,
-          token - tile.first,
+          t,
           act.width,
           act.codes + (size_t)tile.first * code_stride(act.kind, act.width),
           act.scales + (size_t)tile.first * scale_stride(act.kind, act.width),
           act.peaks + (size_t)tile.first * peak_stride(act.kind, act.width)};
+}
+// Divides several times: not for every group of a token.
+static inline __attribute__((always_inline)) ActSlot act_slot(const Act& act, int token) {
+  int tiles = token_tiles(act.tokens, act.tile_max), size = act.tokens / tiles, larger = act.tokens % tiles;
+  int in_larger = larger * (size + 1);
+  int index = token < in_larger ? token / (size + 1) : larger + (token - in_larger) / size;
+  TokenTile tile = {index * size + (index < larger ? index : larger), size + (index < larger ? 1 : 0)};
+  return act_slot(act, tile, token - tile.first);
 }
 
 }  // namespace toque

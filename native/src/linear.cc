@@ -178,7 +178,7 @@ void activate_units(const LinearArgs& args, int first_unit, int last_unit) {
         if (!gated) continue;
         up_product.run(2 * unit + h, up_scratch + h * up_product.unpacked_bytes, peaks, i, up_sums[h]);
       }
-      const TokenTile tokens = product.tokens(i);
+      const TokenTile tokens = product.tokens(i);  // a tile of what is written as well: both hold all tokens
       for (int t = 0; t < tokens.size; ++t) {
         f32x16 y[2] = {zero_f32(), zero_f32()};
         for (int h = 0; h < halves; ++h) {
@@ -186,7 +186,7 @@ void activate_units(const LinearArgs& args, int first_unit, int last_unit) {
           if (gated) y[h] = y[h] * (load(up_sums[h] + 16 * t) + up_bias[h]);
         }
         if (args.out_act.codes != nullptr) {
-          store_group(act_slot(args.out_act, tokens.first + t), unit, y[0], y[1], rows);
+          store_group(act_slot(args.out_act, tokens, t), unit, y[0], y[1], rows);
           continue;
         }
         float* out = args.out + (tokens.first + t) * args.out_stride + row;

@@ -11,15 +11,10 @@ namespace toque::TOQUE_ISA {
 // codes.
 TOQUE_INLINE void store_peak(const ActSlot& slot, int group, float loudest, f32x16 x_low, f32x16 x_high,
                              float d, i32x16 q_low, i32x16 q_high, int32_t* quads) {
-  alignas(64) float magnitudes[kGroup];
   alignas(64) int32_t values[kGroup];
-  store(magnitudes, abs(x_low));
-  store(magnitudes + 16, abs(x_high));
   store(values, q_low);
   store(values + 16, q_high);
-  int place = 0;
-  while (place < kGroup - 1 && magnitudes[place] != loudest) ++place;
-  const int quad = place / 4;
+  const int quad = first_of(abs(x_low), abs(x_high), loudest) / 4;
   Peak peak;
   int8_t rest[4];
   for (int i = 0; i < 4; ++i) {
@@ -43,7 +38,7 @@ TOQUE_INLINE void store_group(const ActSlot& slot, int group, f32x16 low, f32x16
     float first, second;  // the loudest values of the loudest two quads
     top_two_quads(abs(low), abs(high), first, second);
     // abs() and max() may drop a NaN operand; x - x is NaN for every non-finite x, and 0 otherwise.
-    float check = reduce_add((low - low) + (high - high));
+    const float check = all_finite(low, high) ? 0.0f : reduce_add((low - low) + (high - high));
     const bool peak = first > kPeakRatio * second && first >= 1e-30f && check == 0.0f;
     float largest = first;
     if (peak) {  // at least so large that the peak's upper part fits a byte
@@ -55,7 +50,8 @@ TOQUE_INLINE void store_group(const ActSlot& slot, int group, f32x16 low, f32x16
     if (first < 1e-30f || check != 0.0f) inverse = zero_f32();
     i32x16 q_low = round_i32(low * inverse), q_high = round_i32(high * inverse);
     if (check != 0.0f) q_low = q_high = broadcast((int32_t)0);
-    int sum_low = reduce_add(q_low), sum_high = reduce_add(q_high);
+    int sum_low, sum_high;
+    reduce_add(q_low, q_high, sum_low, sum_high);
 
     alignas(32) int32_t quads[8];
     store_i8((int8_t*)quads, q_low);

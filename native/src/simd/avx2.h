@@ -218,6 +218,32 @@ TOQUE_INLINE int32_t reduce_add(i32x16 a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(s2, _mm_shuffle_epi32(s2, 0xb1)));
 }
 
+TOQUE_INLINE bool all_finite(f32x16 a, f32x16 b) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  const __m256i x = _mm256_max_epi32(_mm256_castps_si256(_mm256_andnot_ps(sign, a.lo)),
+                                     _mm256_castps_si256(_mm256_andnot_ps(sign, a.hi)));
+  const __m256i y = _mm256_max_epi32(_mm256_castps_si256(_mm256_andnot_ps(sign, b.lo)),
+                                     _mm256_castps_si256(_mm256_andnot_ps(sign, b.hi)));
+  const __m256i largest_finite = _mm256_set1_epi32(0x7f7fffff);
+  return _mm256_movemask_epi8(_mm256_cmpgt_epi32(_mm256_max_epi32(x, y), largest_finite)) == 0;
+}
+// The first of the lanes of a, then of b, that is x; the last one if none is.
+TOQUE_INLINE int first_of(f32x16 a, f32x16 b, float x) {
+  const __m256 v = _mm256_set1_ps(x);
+  const auto equal = [v](__m256 y) __attribute__((always_inline)) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(y, v, _CMP_EQ_OQ));
+  };
+  const uint32_t lanes = equal(a.lo) | equal(a.hi) << 8 | equal(b.lo) << 16 | equal(b.hi) << 24;
+  return __builtin_ctz(lanes | 1u << 31);
+}
+TOQUE_INLINE void reduce_add(i32x16 a, i32x16 b, int32_t& sum_a, int32_t& sum_b) {
+  __m256i sums = _mm256_hadd_epi32(_mm256_add_epi32(a.lo, a.hi), _mm256_add_epi32(b.lo, b.hi));
+  sums = _mm256_hadd_epi32(sums, sums);
+  const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  sum_a = _mm_cvtsi128_si32(both);
+  sum_b = _mm_extract_epi32(both, 1);
+}
+
 TOQUE_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 // To the second level of caches only.
 TOQUE_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }

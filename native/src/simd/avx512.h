@@ -231,6 +231,23 @@ TOQUE_INLINE int32_t reduce_add(i32x16 a) {
   return sum;
 }
 
+TOQUE_INLINE bool all_finite(f32x16 a, f32x16 b) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), infinite = _mm512_set1_epi32(0x7f800000);
+  const __m512i x = _mm512_and_si512(_mm512_castps_si512(a.v), magnitude);
+  const __m512i y = _mm512_and_si512(_mm512_castps_si512(b.v), magnitude);
+  return _mm512_cmplt_epi32_mask(_mm512_max_epi32(x, y), infinite) == 0xffff;
+}
+// The first of the lanes of a, then of b, that is x; the last one if none is.
+TOQUE_INLINE int first_of(f32x16 a, f32x16 b, float x) {
+  const __m512 v = _mm512_set1_ps(x);
+  const uint32_t low = _mm512_cmp_ps_mask(a.v, v, _CMP_EQ_OQ), high = _mm512_cmp_ps_mask(b.v, v, _CMP_EQ_OQ);
+  return __builtin_ctz(low | high << 16 | 1u << 31);
+}
+TOQUE_INLINE void reduce_add(i32x16 a, i32x16 b, int32_t& sum_a, int32_t& sum_b) {
+  sum_a = reduce_add(a);
+  sum_b = reduce_add(b);
+}
+
 TOQUE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 // To the second level of caches only.
 TOQUE_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }

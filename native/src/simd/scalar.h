@@ -221,6 +221,24 @@ TOQUE_INLINE int32_t reduce_add(i32x16 a) {
   return sum;
 }
 
+TOQUE_INLINE bool all_finite(f32x16 a, f32x16 b) {
+  for (int i = 0; i < 16; ++i) {
+    if (!__builtin_isfinite(a.v[i]) || !__builtin_isfinite(b.v[i])) return false;
+  }
+  return true;
+}
+// The first of the lanes of a, then of b, that is x; the last one if none is.
+TOQUE_INLINE int first_of(f32x16 a, f32x16 b, float x) {
+  for (int i = 0; i < 31; ++i) {
+    if ((i < 16 ? a.v[i] : b.v[i - 16]) == x) return i;
+  }
+  return 31;
+}
+TOQUE_INLINE void reduce_add(i32x16 a, i32x16 b, int32_t& sum_a, int32_t& sum_b) {
+  sum_a = reduce_add(a);
+  sum_b = reduce_add(b);
+}
+
 TOQUE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 // To the second level of caches only.
 TOQUE_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
