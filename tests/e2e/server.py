@@ -41,7 +41,7 @@ class Server:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers=self.headers, timeout=10)
+        return httpx.get(self.url + path, headers=self.headers, timeout=60)
 
     def post(self, path: str, **body: object) -> httpx.Response:
         return httpx.post(
@@ -57,7 +57,7 @@ class Server:
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in children if "toque.replica" in " ".join(_command(child))]
 
-    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> float:
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> float:
         started = time.perf_counter()
         while not condition():
             assert time.perf_counter() - started < seconds, (
@@ -67,7 +67,7 @@ class Server:
             time.sleep(0.02)
         return time.perf_counter() - started
 
-    def terminate(self, seconds: float = 20.0) -> int:
+    def terminate(self, seconds: float = 60.0) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
@@ -122,13 +122,13 @@ def serve(*arguments: str, key: str = "", name: str = "m", home: Path | None = N
             if process.poll() is None:
                 process.terminate()
                 try:
-                    process.wait(20)
+                    process.wait(60)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
             assert process.stdout is not None
             process.stdout.close()
-            _, alive = psutil.wait_procs(replicas, timeout=5)
+            _, alive = psutil.wait_procs(replicas, timeout=30)
             for orphan in alive:
                 orphan.kill()
             assert not alive, "a replica outlived its server"

@@ -50,7 +50,17 @@ class Told:
             self.failed.append(answer.text)
 
 
-def _stream(server: Server, told: Told, body: dict[str, Any], leave_after: int = 0) -> None:
+@dataclass
+class Steady:
+    """A stream that goes on until it is ``over``, whoever dies; ``tokens`` that its reader has, of all its requests."""
+
+    over: threading.Event = field(default_factory=threading.Event)
+    tokens: int = 0
+
+
+def _stream(
+    server: Server, told: Told, body: dict[str, Any], leave_after: int = 0, steady: Steady | None = None
+) -> None:
     body = {"model": server.model, "stream": True, "stream_options": {"include_usage": True}, **body}
     tokens, name = 0, ""
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
@@ -68,9 +78,17 @@ def _stream(server: Server, told: Told, body: dict[str, Any], leave_after: int =
             if event.get("usage"):
                 told.usage[name] = event["usage"]
             tokens += len(event["choices"])
-            if leave_after and tokens >= leave_after:
+            if steady is not None:
+                steady.tokens += len(event["choices"])
+            if (leave_after and tokens >= leave_after) or (steady is not None and steady.over.is_set()):
                 told.left[name] = tokens
                 return
+
+
+def _goes_on(server: Server, steady: Steady, told: Told) -> None:
+    """Waits for its next token, so that no two deaths come without one in between: that would end it."""
+    seen = steady.tokens
+    server.until(lambda: steady.tokens > seen or bool(told.failed), 60)
 
 
 def _something(server: Server, told: Told, rng: random.Random) -> None:
@@ -123,27 +141,31 @@ def _at_once(
     return started
 
 
+def _ledger(server: Server) -> Path:
+    return server.home / "ledger" / "ledger.db"
+
+
+def _read(path: Path, query: str) -> list[dict[str, Any]]:
+    database = sqlite3.connect(path, timeout=60)
+    database.row_factory = sqlite3.Row
+    try:
+        return [dict(row) for row in database.execute(query)]
+    finally:
+        database.close()
+
+
 def _rows(server: Server) -> dict[str, dict[str, Any]]:
     """The ledger's rows once nothing is open, with their attempts."""
     server.until(lambda: server.metric("toque_ledger_open_requests") == 0)
     written = server.metric("toque_ledger_rows_total")
-    path = server.home / "ledger" / "ledger.db"
-
-    def read(query: str) -> list[dict[str, Any]]:
-        database = sqlite3.connect(path, timeout=10)
-        database.row_factory = sqlite3.Row
-        try:
-            return [dict(row) for row in database.execute(query)]
-        finally:
-            database.close()
-
+    path = _ledger(server)
     made = "SELECT count(*) n FROM sqlite_master WHERE name = 'usage_attempt'"
-    server.until(lambda: path.exists() and read(made)[0]["n"] == 1)
+    server.until(lambda: path.exists() and _read(path, made)[0]["n"] == 1)
     server.until(
-        lambda: read("SELECT count(*) n FROM usage_event WHERE outcome != 'open'")[0]["n"] >= written
+        lambda: _read(path, "SELECT count(*) n FROM usage_event WHERE outcome != 'open'")[0]["n"] >= written
     )
-    rows = {row["request_id"]: {**row, "attempts": []} for row in read("SELECT * FROM usage_event")}
-    for attempt in read("SELECT * FROM usage_attempt ORDER BY request_id, number"):
+    rows = {row["request_id"]: {**row, "attempts": []} for row in _read(path, "SELECT * FROM usage_event")}
+    for attempt in _read(path, "SELECT * FROM usage_attempt ORDER BY request_id, number"):
         rows[attempt["request_id"]]["attempts"].append(attempt)
     return rows
 
@@ -203,13 +225,25 @@ def test_the_books_are_right_whoever_is_killed(parrot_folder: Path, tmp_path: Pa
         workers = _at_once(lambda rng: _something(server, told, rng), threads=4, rounds=14, seed=0)
         long = {"prompt": "go!", "max_tokens": 500, "temperature": 0, "ignore_eos": True}
         workers += _at_once(lambda rng: _stream(server, told, long), threads=2, rounds=2, seed=50)
+        steady = Steady()
+        endless = long | {"max_tokens": 16_000}
+
+        def keep_on() -> None:
+            while not steady.over.is_set() and not told.failed:
+                _stream(server, told, endless, steady=steady)
+
+        workers.append(threading.Thread(target=keep_on))
+        workers[-1].start()
         for _ in range(2):
             time.sleep(1.0)
-            server.until(lambda: len(server.replicas()) == 2 and server.get("/ready").status_code == 200, 30)
-            busy = [r for r in server.replicas() if r.cpu_times().user > 0]
-            busy[0].send_signal(signal.SIGKILL)
+            server.until(lambda: len(server.replicas()) == 2 and server.get("/ready").status_code == 200, 60)
+            _goes_on(server, steady, told)
+            # The one that was there before: where the endless stream is, one of the two deaths disturbs it.
+            min(server.replicas(), key=lambda replica: replica.create_time()).send_signal(signal.SIGKILL)
+        _goes_on(server, steady, told)
+        steady.over.set()
         for worker in workers:
-            worker.join(90)
+            worker.join(120)
         assert not any(worker.is_alive() for worker in workers)
         rows = _rows(server)
         _check(rows, told, server)
@@ -224,11 +258,14 @@ def test_the_books_are_right_whoever_is_killed(parrot_folder: Path, tmp_path: Pa
         known = set(rows)
         body = {"model": "parrot", "stream": True, **long, "max_tokens": 16_000}
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as stream:
-            began = time.monotonic()
+            noted = "SELECT 1 FROM usage_event WHERE outcome = 'open' AND completion_tokens > 0"
+            asked = time.monotonic()
             lines = stream.iter_lines()  # while it lives the connection does
             for line in lines:
-                if line and time.monotonic() - began > 1.5:
-                    break
+                if line and time.monotonic() - asked > 0.1:
+                    if _read(_ledger(server), noted):
+                        break
+                    asked = time.monotonic()
             server.process.kill()
             server.process.wait()
     with serving(parrot_folder, "--config", str(config), name="parrot", home=home) as server:
