@@ -7,10 +7,11 @@
 namespace toque {
 namespace {
 
-constexpr int kUnitRows = 24;       // a multiple of kKernelRows
-constexpr int kKernelRows = 6;      // that the kernel takes at once
-constexpr int kUnitsPerThread = 4;  // a unit of more than its part of so many is shared out
-constexpr int kChunkRows = 6;       // fetching a chunk costs about as much as attending it with so many rows
+constexpr int kUnitRows = 24;          // a multiple of kKernelRows
+constexpr int kKernelRows = 6;         // that the kernel takes at once
+constexpr int kUnitsPerThread = 4;     // a unit of more than its part of so many is shared out
+constexpr int kFewUnitsPerThread = 2;  // so many are enough if they are alike
+constexpr int kChunkRows = 6;  // fetching a chunk costs about as much as attending it with so many rows
 constexpr int kChunkBlocks = kChunkTokens / kBlockTokens;
 
 int position_of(const StepInput& step, int sequence, int token) {
@@ -31,6 +32,24 @@ int common_chunks(const StepInput& step, int a, int b, int limit) {
 }
 
 }  // namespace
+
+AttentionWork AttentionSchedule::work() const {
+  AttentionWork work;
+  const auto add = [&](int chunks, int rows) {
+    work.chunks += chunks;
+    work.rows += int64_t{chunks} * rows;
+  };
+  for (const AttentionUnit& unit : units_) {
+    int rows = 0;
+    for (int m = unit.member_begin; m < unit.member_end; ++m) {
+      const int own = members_[m].tokens() * shape_.group;
+      rows += own;
+      if (unit.partial < 0) add(members_[m].chunk_end - unit.chunk_end, own);
+    }
+    add(unit.chunk_end - unit.chunk_begin, rows);
+  }
+  return work;
+}
 
 AttentionSchedule::AttentionSchedule(Shape shape)
     : shape_(shape), tile_tokens_(std::max(1, kUnitRows / shape.group)) {}
@@ -86,19 +105,24 @@ void AttentionSchedule::add_sequence(const StepInput& step, int sequence) {
 // they differ, so a step of strangers costs no more than a sort of small numbers.
 void AttentionSchedule::find_sharers(const StepInput& step, int threads) {
   sharers_.clear();
+  even_ = false;
   if (!shape_.causal) return;
-  int units = 0;
+  int others = 0, sharing = 0;  // units of those that do not share; tokens of those that may
   for (int sequence = 0; sequence < step.n_sequences; ++sequence) {
     const int tokens = step.starts[sequence + 1] - step.starts[sequence];
-    units += (tokens + tile_tokens_ - 1) / tile_tokens_ * shape_.heads;
+    const int own_units = (tokens + tile_tokens_ - 1) / tile_tokens_ * shape_.heads;
+    others += own_units;
     if (tokens >= tile_tokens_) continue;  // fills units by itself
     const int position = position_of(step, sequence, step.starts[sequence]);
     // Nothing that this step writes: every row sees all of a shared chunk, but for what its window hides.
     const Sharer sharer{sequence, first_seen(position) / kChunkTokens, position / kChunkTokens};
-    if (sharer.chunk_begin < sharer.chunk_end) sharers_.push_back(sharer);
+    if (sharer.chunk_begin >= sharer.chunk_end) continue;
+    sharers_.push_back(sharer);
+    others -= own_units;
+    sharing += tokens;
   }
   if (sharers_.size() < 2) return;
-  share_tokens_ = tokens_to_share(units, threads);
+  share_tokens_ = tokens_to_share(sharing, others, threads);
   const auto first_block = [&](const Sharer& s) { return step.blocks(s.sequence)[0]; };
   std::sort(sharers_.begin(), sharers_.end(), [&](const Sharer& a, const Sharer& b) {
     return first_block(a) != first_block(b) ? first_block(a) < first_block(b) : a.sequence < b.sequence;
@@ -110,15 +134,27 @@ void AttentionSchedule::find_sharers(const StepInput& step, int threads) {
   }
 }
 
-// How many tokens to attend together, where there would be so many units if none were. So many units are left
-// that none has to be shared out: that would cost each layer a barrier, and more than six rows at a time save
-// little. Where they are too few anyway, as many as a unit takes.
-int AttentionSchedule::tokens_to_share(int units, int threads) const {
-  if (threads == 1 || units < kUnitsPerThread * threads) return tile_tokens_;
-  int tokens = std::min(tile_tokens_, units / (kUnitsPerThread * threads));
+// How many tokens to attend together, of so many that share, beside `others` units. More rows for each chunk
+// that is read are better, but no unit may have to be shared out between threads, which costs each layer a
+// barrier: either there are many units, or they are alike and fall evenly on the threads. Where neither can
+// be, as many tokens as a unit takes.
+int AttentionSchedule::tokens_to_share(int sharing, int others, int threads) {
+  if (threads == 1) return tile_tokens_;
   const int full = kKernelRows / std::gcd(kKernelRows, shape_.group);  // tokens that fill the kernel's passes
-  if (tokens > full) tokens -= tokens % full;
-  return tokens;
+  int tokens = tile_tokens_;
+  while (tokens > 1) {
+    const int bundles = (sharing + tokens - 1) / tokens;
+    const int units = bundles * shape_.heads;
+    if (units + others >= kUnitsPerThread * threads) return tokens;
+    if (others == 0 && units % threads == 0 && units >= kFewUnitsPerThread * threads) {
+      even_ = true;
+      // The last bundle is to be as large as the others.
+      const int each = (sharing + bundles - 1) / bundles, unit = std::min(full, tokens);
+      return std::min(tile_tokens_, (each + unit - 1) / unit * unit);
+    }
+    tokens -= tokens > full ? (tokens % full != 0 ? tokens % full : full) : 1;
+  }
+  return tile_tokens_;
 }
 
 // Bundles sequences that have their first block in common.
@@ -199,10 +235,11 @@ void AttentionSchedule::add_units(int threads) {
   int64_t total = 0;
   for (const Bundle& bundle : bundles_) total += bundle.cost * shape_.heads;
   const auto is_large = [&](const Bundle& bundle) {
-    return threads > 1 && bundle.cost * kUnitsPerThread * threads > total;
+    const int least = even_ && bundle.family >= 0 ? kFewUnitsPerThread : kUnitsPerThread;
+    return threads > 1 && bundle.cost * least * threads > total;
   };
-  size_t large = 0;
-  while (large < bundles_.size() && is_large(bundles_[large])) ++large;
+  const auto small = std::stable_partition(bundles_.begin(), bundles_.end(), is_large);
+  const size_t large = static_cast<size_t>(small - bundles_.begin());
   for (size_t i = large, end; i < bundles_.size(); i = end) {
     end = i + 1;
     // Those of one family take turns head by head, so that its keys and values are still in the cache.

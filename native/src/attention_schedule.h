@@ -1,6 +1,7 @@
 // How the attention of one step is cut into work for the threads.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "buffers.h"
@@ -41,6 +42,12 @@ struct KvWrite {
   int sequence, token_begin, token_end;
 };
 
+// What a step's schedule makes one attention layer do.
+struct AttentionWork {
+  int64_t chunks = 0;  // that are read, each time that they are
+  int64_t rows = 0;    // that attend them, summed over the chunks
+};
+
 // The same for all layers that have the same heads and window, so computed once per step for all of them.
 //
 // A unit holds as many tokens as make about 24 query rows with the heads that share a kv head, so that each
@@ -79,6 +86,7 @@ class AttentionSchedule {
   const std::vector<AttentionMember>& members() const { return members_; }
   const std::vector<AttentionUnit>& units() const { return units_; }
   const std::vector<AttentionFold>& folds() const { return folds_; }
+  AttentionWork work() const;
 
   // One partial row: head_dim values, then maximum and sum.
   int partial_stride() const { return shape_.head_dim + 16; }
@@ -101,7 +109,7 @@ class AttentionSchedule {
   void add_writes(const StepInput& step, int sequence);
   void add_sequence(const StepInput& step, int sequence);
   void find_sharers(const StepInput& step, int threads);
-  int tokens_to_share(int units, int threads) const;
+  int tokens_to_share(int sharing, int others, int threads);
   void add_shared(const StepInput& step, size_t begin, size_t end);
   void add_bundle(int member_begin, int chunk_begin, int chunk_end, int family);
   void add_units(int threads);
@@ -111,7 +119,8 @@ class AttentionSchedule {
   const int tile_tokens_;
   bool one_token_each_ = false;
   int partial_rows_ = 0;
-  int share_tokens_ = 0;      // that attend together in this step, at most
+  bool even_ = false;     // what is attended together is few units, alike, that fall evenly on the threads
+  int share_tokens_ = 0;  // that attend together in this step, at most
   std::vector<char> shared_;  // [sequence] whether it attends together with others
   std::vector<Sharer> sharers_;
   std::vector<Bundle> bundles_;

@@ -449,7 +449,17 @@ void bind_plan(nb::module_& m) {
             for (const auto& time : self.plan.profile()) times.emplace_back(time.label, time.seconds);
             return times;
           },
-          "(label, seconds) of each op since profiling was switched on.");
+          "(label, seconds) of each op since profiling was switched on.")
+      .def(
+          "attention_work",
+          [](const Model& self) {
+            std::vector<std::pair<int64_t, int64_t>> work;
+            for (const auto& each : self.plan.attention_work()) work.emplace_back(each.chunks, each.rows);
+            return work;
+          },
+          "Of the last step, for each kind of attention layer: (chunks of the cache that one layer reads, "
+          "query rows\n"
+          "that attend them, summed over the chunks). Sequences attended together read a chunk once.");
 }
 
 }  // namespace toque

@@ -131,4 +131,10 @@ std::vector<OpTime> Plan::profile() const {
   return times;
 }
 
+std::vector<AttentionWork> Plan::attention_work() const {
+  std::vector<AttentionWork> work;
+  for (const auto& schedule : schedules_) work.push_back(schedule->work());
+  return work;
+}
+
 }  // namespace toque

@@ -81,6 +81,8 @@ class Plan {
   // Wall time of each op since profiling was switched on, as seen by worker 0 (its barrier included).
   void set_profiling(bool on);
   std::vector<OpTime> profile() const;
+  // Of the last step, for each kind of attention layer.
+  std::vector<AttentionWork> attention_work() const;
 
   int vocab_limit = 0;              // ids the embedding table has
   int position_limit = 0x7fffffff;  // positions that a model has learned

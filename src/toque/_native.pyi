@@ -289,6 +289,9 @@ class Model:
     def set_profiling(self, on: bool) -> None: ...
     def profile(self) -> list[tuple[str, float]]:
         """(label, seconds) of each op since profiling was switched on."""
+    def attention_work(self) -> list[tuple[int, int]]:
+        """Of the last step, for each kind of attention layer: (chunks of the cache that one layer reads, query rows
+        that attend them, summed over the chunks). Sequences attended together read a chunk once."""
 
 class Sampler:
     """

@@ -123,6 +123,38 @@ def decoding(random, members, *, prefix=768, new=1):
     return stories, [0] * members
 
 
+@pytest.mark.parametrize(
+    ("members", "threads", "chunks"),
+    [
+        # 3 heads read 3 chunks of the prefix once for 8 sequences, then each sequence's own fourth.
+        (8, 1, 3 * (3 + 8)),
+        # On two threads two units of four sequences, for no thread waits then.
+        (8, 2, 3 * (2 * 3 + 8)),
+        (4, 2, 3 * (2 * 3 + 4)),
+        (16, 2, 3 * (2 * 3 + 16)),
+        # One unit: its chunks are shared out.
+        (2, 2, 3 * (3 + 2)),
+        (40, 2, 3 * (5 * 3 + 40)),
+    ],
+)
+def test_what_is_shared_is_read_once_for_many(members, threads, chunks):
+    random = np.random.default_rng(members)
+    common = random_tokens(random, 768)
+    stories = [Story(common + random_tokens(random, 40), random_tokens(random, 1)) for _ in range(members)]
+    graph = two_layers(heads=9, kv_heads=3)
+    cache = Cache(graph, threads=threads)
+    for story in stories:
+        cache.admit(story, stories[0].blocks[: 768 // BLOCK_SIZE])
+    step = batch_of([(story.new, len(story.past), story.blocks) for story in stories])
+    cache.executable.logits(step)
+    assert cache.executable.model.attention_work() == [(chunks, 9 * 4 * members)]
+    for story in stories:
+        story.blocks = []
+        cache.admit(story)
+    cache.executable.logits(batch_of([(s.new, len(s.past), s.blocks) for s in stories]))
+    assert cache.executable.model.attention_work() == [(3 * 4 * members, 9 * 4 * members)]
+
+
 @pytest.mark.parametrize("members", [2, 3, 8, 9, 17, 40])
 def test_groups_of_every_size(members):
     stories, leaders = decoding(np.random.default_rng(members), members, prefix=520)
