@@ -137,7 +137,7 @@ void AttentionSchedule::find_sharers(const StepInput& step, int threads) {
 // How many tokens to attend together, of so many that share, beside `others` units. More rows for each chunk
 // that is read are better, but no unit may have to be shared out between threads, which costs each layer a
 // barrier: either there are many units, or they are alike and fall evenly on the threads. Where neither can
-// be, as many tokens as a unit takes.
+// be even if each attends alone, as many tokens as a unit takes.
 int AttentionSchedule::tokens_to_share(int sharing, int others, int threads) {
   if (threads == 1) return tile_tokens_;
   const int full = kKernelRows / std::gcd(kKernelRows, shape_.group);  // tokens that fill the kernel's passes
@@ -154,7 +154,8 @@ int AttentionSchedule::tokens_to_share(int sharing, int others, int threads) {
     }
     tokens -= tokens > full ? (tokens % full != 0 ? tokens % full : full) : 1;
   }
-  return tile_tokens_;
+  const bool enough_apart = sharing * shape_.heads + others >= kUnitsPerThread * threads;
+  return enough_apart ? 1 : tile_tokens_;
 }
 
 // Bundles sequences that have their first block in common.
