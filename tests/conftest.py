@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import numpy  # noqa: F401  its BLAS must be loaded to be limited
@@ -11,6 +12,10 @@ from threadpoolctl import threadpool_limits
 
 # BLAS threads that spin cost far more than they bring on small matrices and shared cores.
 threadpool_limits(1)
+
+# A shell without job control ignores SIGINT in what it starts in the background, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -82,7 +82,7 @@ def test_ctrl_c_ends_an_answer_with_what_was_said(endless: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.read(4) == "xyxy"
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=20)
+    rest, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert re.fullmatch(r"(xy)*x?\n", rest)
     assert errors == ""
@@ -104,7 +104,7 @@ class Terminal:
         os.close(slave)
         self.screen = ""
 
-    def read(self, pattern: str, seconds: float = 30.0) -> str:
+    def read(self, pattern: str, seconds: float = 60.0) -> str:
         """Everything up to the pattern; what follows stays to be read."""
         deadline = time.monotonic() + seconds
         while True:
@@ -137,7 +137,7 @@ def test_a_conversation(parrot: Path) -> None:
         terminal.read("2048")  # too long; the conversation goes on
         terminal.read(" a歪 b\r\n> ")
         terminal.type("\x04")
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(60) == 0
     finally:
         terminal.close()
 
@@ -160,6 +160,6 @@ def test_ctrl_c_ends_one_answer_of_a_conversation(endless: Path) -> None:
             except AssertionError:
                 assert attempt < 19
         terminal.type("\x04")
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(60) == 0
     finally:
         terminal.close()

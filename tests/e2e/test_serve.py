@@ -59,10 +59,12 @@ def test_completions_of_several_prompts(server: Server) -> None:
 
 
 def test_a_stop_string_ends_the_text_and_the_work(server: Server) -> None:
+    before = server.metric("toque_engine_steps_total")
     answer = server.post("/v1/completions", **ENDLESS, temperature=0, stop=["yxyx"]).json()
     assert answer["choices"][0]["text"] == "x"
     assert answer["choices"][0]["finish_reason"] == "stop"
-    server.until(lambda: server.metric("toque_requests_running") == 0, 2)
+    server.until(lambda: server.metric("toque_requests_running") == 0)
+    assert server.metric("toque_engine_steps_total") - before < 8_000  # it did not come to its own end
 
 
 def test_a_scoring_request(server: Server) -> None:
@@ -96,15 +98,17 @@ def test_work_stops_when_clients_leave(server: Server, stream: bool) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"model": "parrot", **ENDLESS, "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k1\r\ncontent-length: {len(body)}\r\n"
+    before = server.metric("toque_engine_steps_total")
     sockets = [socket.create_connection((host, int(port))) for _ in range(4)]
     for connection in sockets:
         connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
     server.until(lambda: server.metric("toque_requests_running") == 4)
     for connection in sockets:
         connection.close()
-    server.until(lambda: server.metric("toque_requests_running") == 0, 2)
-    server.until(lambda: server.metric("toque_kv_cache_usage_ratio") < 0.9, 2)
+    server.until(lambda: server.metric("toque_requests_running") == 0)
+    server.until(lambda: server.metric("toque_kv_cache_usage_ratio") < 0.9)
     steps = server.metric("toque_engine_steps_total")
+    assert steps - before < 8_000  # they did not come to their own end
     time.sleep(0.3)
     assert server.metric("toque_engine_steps_total") <= steps + 1
     assert server.post("/v1/completions", prompt="a\n", max_tokens=5).status_code == 200
@@ -175,7 +179,7 @@ def test_sigterm_lets_open_streams_finish_and_exits_with_0(parrot_folder: Path) 
         assert lines[-1] == "data: [DONE]"
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "xy" * 75
-        assert server.process.wait(30) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_after_the_grace_streams_end_in_an_error_event(parrot_folder: Path) -> None:
@@ -184,9 +188,9 @@ def test_after_the_grace_streams_end_in_an_error_event(parrot_folder: Path) -> N
         started = threading.Event()
         reader = threading.Thread(target=_endless_stream, args=(server, lines, started))
         reader.start()
-        assert started.wait(10)
-        assert server.terminate(30) == 0
-        reader.join(5)
+        assert started.wait(60)
+        assert server.terminate() == 0
+        reader.join(60)
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "service_unavailable"
 
 
@@ -233,7 +237,7 @@ def test_keys_made_and_revoked_while_it_runs(parrot_folder: Path, tmp_path: Path
         def asked(key: str) -> httpx.Response:
             headers = {"authorization": f"Bearer {key}"} if key else {}
             body = {"model": "parrot", "prompt": "a\n", "max_tokens": 2}
-            return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=20)
+            return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
 
         assert asked("").status_code == 401
         answer = asked(text)
@@ -242,9 +246,9 @@ def test_keys_made_and_revoked_while_it_runs(parrot_folder: Path, tmp_path: Path
         made = run("keys", "create", "b", home=tmp_path)
         assert made.returncode == 0
         other = made.stdout.strip()
-        server.until(lambda: asked(other).status_code == 200, 5)
+        server.until(lambda: asked(other).status_code == 200)
         assert run("keys", "revoke", first.id, home=tmp_path).returncode == 0
-        server.until(lambda: asked(text).status_code == 401, 5)
+        server.until(lambda: asked(text).status_code == 401)
         assert asked(other).status_code == 200
         log = server.log.read_text()
         assert text not in log

@@ -296,7 +296,7 @@ async def test_a_stop_that_comes_together_with_an_event_is_not_forgotten(turns: 
     world.controller.stir()
     for _ in range(turns):
         await asyncio.sleep(0)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await world.controller.close()
     rounds = world.controller.rounds
     world.controller.stir()

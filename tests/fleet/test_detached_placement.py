@@ -116,7 +116,7 @@ async def test_it_outlives_its_starter_and_the_next_one_takes_it_up(
     first = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0)
     os.kill(pid, signal.SIGKILL)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         assert (await first).kind is EventKind.EXITED
     await events.aclose()
     end = await ended(placement)
@@ -184,7 +184,7 @@ async def test_stop_is_polite_first_and_then_it_is_not(placement: DetachedPlacem
         await asyncio.sleep(0.01)
     started = time.monotonic()
     await placement.stop("a", 1, grace_s=0.3)
-    assert 0.3 <= time.monotonic() - started < 3
+    assert 0.3 <= time.monotonic() - started < 30  # it would sleep for 60
 
 
 async def test_an_end_is_listed_with_its_last_error(placement: DetachedPlacement, lines: Lines) -> None:

@@ -99,7 +99,7 @@ async def test_stop_is_polite_first_and_then_it_is_not(placement: LocalPlacement
     await seen(lines, "up", 2)
     started = time.monotonic()
     await placement.stop("a", 2, grace_s=0.3)
-    assert 0.3 <= time.monotonic() - started < 3
+    assert 0.3 <= time.monotonic() - started < 30  # it would sleep for 60
     assert not alive(pid)
 
 

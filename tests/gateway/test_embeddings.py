@@ -258,11 +258,11 @@ async def test_tokens_are_charged_and_counted(w: World) -> None:
 
 async def test_leaving_stops_the_work() -> None:
     async with served() as w:
-        engine = give_vectors(w, delay_s=5)
+        engine = give_vectors(w, delay_s=120)
         task = asyncio.create_task(post(w, input=["a"] * 10))
         await soon(lambda: engine.running == 10)
         task.cancel()
-        assert await soon(lambda: engine.running == 0) < 1
+        await soon(lambda: engine.running == 0)
 
 
 async def test_the_official_client_gets_the_same_vectors_either_way() -> None:

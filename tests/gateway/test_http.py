@@ -251,7 +251,7 @@ async def test_tokenize_and_detokenize(parrot: World) -> None:
         assert is_openai_error(await parrot.client.post(path, json=body), 400)["param"] == param
 
 
-async def exchange(url: str, *parts: bytes, pause: float = 0.0, wait: float = 5.0) -> bytes:
+async def exchange(url: str, *parts: bytes, pause: float = 0.0, wait: float = 60.0) -> bytes:
     """Send bytes as they are and read until the server closes, or ``wait`` is over."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -300,7 +300,7 @@ async def test_slow_headers_and_slow_bodies_time_out() -> None:
             exchange(w.url),
             exchange(w.url, raw(GOOD)[:-10]),
         )
-        assert time.perf_counter() - started < 3
+        assert time.perf_counter() - started < 30  # the server closed them, not `exchange`
         assert slow.startswith(b"HTTP/1.1 408")
         assert silent == b""
         assert half.startswith(b"HTTP/1.1 400")

@@ -120,7 +120,9 @@ async def test_what_failed_or_was_left_may_be_tried_again(tmp_path: Path) -> Non
     async with keeping(tmp_path, plan, sockets=True) as w:
         body = {"model": "parrot", "prompt": "hi", "max_tokens": 300}
         with pytest.raises(httpx.ReadTimeout):
-            await w.client.post("/v1/completions", json=body, headers=KEY, timeout=0.1)
+            await w.client.post(
+                "/v1/completions", json=body, headers=KEY, timeout=httpx.Timeout(60, read=0.1)
+            )
         await soon(lambda: not w.gateway.answering)
         w.engine.script = Script(b"xy", error=RuntimeError("broke"), fail_at=1)  # type: ignore[arg-type]
         assert (await ask(w, max_tokens=300)).status_code == 500

@@ -212,7 +212,7 @@ def texts(stream: Sequence[Any], index: int = 0) -> list[str]:
     return [text for text in found if text is not None]
 
 
-async def soon(condition: Callable[[], bool], seconds: float = 2.0) -> float:
+async def soon(condition: Callable[[], bool], seconds: float = 30.0) -> float:
     """Seconds until the condition holds; fails when it does not within ``seconds``."""
     started = time.perf_counter()
     while not condition():

@@ -81,7 +81,7 @@ def test_a_restarted_gateway_knows_what_was_spent_before(tmp_path: Path) -> None
     for spent in (0, 60, 120):
         ledger = kept()
         assert ledger.flush()
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while ledger.spend.spent("tenant", "acme") != spent:
             assert time.monotonic() < until
             time.sleep(0.01)

@@ -103,11 +103,9 @@ def test_a_server_that_stops_answering_is_waited_for(postgres: Server, url: str,
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        began = time.perf_counter()
         for number in range(100):
             ledger.open(f"r{number}", endpoint="e", model="m").close(Outcome.OK, 200)
-        assert time.perf_counter() - began < 0.5
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while ledger.status().state != "buffering":
             assert time.monotonic() < until
             time.sleep(0.01)
