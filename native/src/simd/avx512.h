@@ -235,7 +235,7 @@ TOQUE_INLINE bool all_finite(f32x16 a, f32x16 b) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), infinite = _mm512_set1_epi32(0x7f800000);
   const __m512i x = _mm512_and_si512(_mm512_castps_si512(a.v), magnitude);
   const __m512i y = _mm512_and_si512(_mm512_castps_si512(b.v), magnitude);
-  return _mm512_cmplt_epi32_mask(_mm512_max_epi32(x, y), infinite) == 0xffff;
+  return _mm512_cmpgt_epi32_mask(infinite, _mm512_max_epi32(x, y)) == 0xffff;
 }
 // The first of the lanes of a, then of b, that is x; the last one if none is.
 TOQUE_INLINE int first_of(f32x16 a, f32x16 b, float x) {
