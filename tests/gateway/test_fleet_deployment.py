@@ -142,7 +142,9 @@ async def test_arrivals_are_held_during_a_swap_and_go_to_the_new_version_in_orde
         held = []
         for i in range(5):
             held.append(asyncio.create_task(f.said(prompt="x" * (i + 1))))
-            await asyncio.sleep(0.01 if i else 0.3)
+            await soon(lambda: f.m.signals().waiting == len(held))
+            if i == 0:
+                await asyncio.sleep(0.3)  # it has waited long when the others come
         assert await running == "old text"
         assert f.m.signals().waiting == 5
         await asyncio.sleep(0.3)  # the first has looked again unasked meanwhile, the others not
@@ -209,7 +211,7 @@ async def test_signals_say_what_waits_runs_and_rests() -> None:
         await asyncio.sleep(0.05)
         signals = f.m.signals()
         assert (signals.waiting, signals.running) == (0, 0)
-        assert 0.04 < signals.idle_s < 5
+        assert 0.04 < signals.idle_s < 60
 
 
 async def test_a_stream_that_waits_is_kept_alive_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +220,8 @@ async def test_a_stream_that_waits_is_kept_alive_with_comments(monkeypatch: pyte
         f.tables(table(asleep=True))
         await soon(lambda: f.m.current is not None)
         asking = asyncio.create_task(f.ask(stream=True))
-        await asyncio.sleep(0.12)
+        await soon(lambda: f.m.signals().waiting == 1)
+        await asyncio.sleep(0.5)
         f.tables(table("a:v1"))
         answer = await asking
         assert answer.text.startswith(": waiting\n\n: waiting\n\n")

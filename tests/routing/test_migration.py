@@ -328,6 +328,9 @@ async def test_goes_on_only_on_its_own_version() -> None:
     versions = {key: ServedVersion(key, PATH) for key in ("v1", "v2")}
     pool.apply(RoutingTable("m", entries, versions, {"v2": 1.0}))
     waiting = asyncio.create_task(answer(pool, request))
+    async with asyncio.timeout(30):
+        while not pool.waiting:
+            await pool.changed(time.monotonic() + 0.01)
     await asyncio.sleep(0.05)
     assert not new.asked
     assert pool.waiting == 1

@@ -148,7 +148,9 @@ async def test_waits_for_a_restarted_replica_and_goes_there() -> None:
     pool = fleet.pool()
     pool.apply(table(entry("a")))
     reading = asyncio.create_task(collect(pool))
-    await asyncio.sleep(0.02)
+    async with asyncio.timeout(30):
+        while not pool.waiting:
+            await pool.changed(time.monotonic() + 0.01)
     assert (pool.waiting, pool.state) == (1, ReplicaState.STARTING)
     assert "restarting: killed" in pool.reason
     pool.apply(table(entry("a", 2)))
