@@ -341,7 +341,7 @@ def test_specs_survive_the_journey() -> None:
     ids=lambda schema: next(iter(schema)) + str(len(str(schema))),
 )
 def test_hostile_schemas_take_little_time(schema: Any) -> None:
-    started = time.perf_counter()
+    started = time.process_time()  # the machine may be busy with others
     try:
         matcher = start(GrammarSpec.json_schema(schema))
         for byte in b'"aabbabab':
@@ -349,7 +349,7 @@ def test_hostile_schemas_take_little_time(schema: Any) -> None:
                 break
     except RequestError:
         pass
-    assert time.perf_counter() - started < 2.0  # about 0.1 s when the machine is calm
+    assert time.process_time() - started < 2.0  # about 0.1 s when the machine is calm
 
 
 @pytest.mark.parametrize("pattern", ["x{100000}{1000}", "x{5000}{5000}", "x{100}{100}{100}{100}"])
