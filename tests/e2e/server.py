@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,15 @@ class Server:
         """The sum of a metric's samples."""
         found = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", self.get("/metrics").text, re.MULTILINE)
         return sum(float(value) for value in found)
+
+    def noted(self) -> bool:
+        """Whether the ledger's database has tokens of a request that is still open; they are noted each second."""
+        query = "SELECT 1 FROM usage_event WHERE outcome = 'open' AND completion_tokens > 0"
+        with contextlib.closing(sqlite3.connect(self.home / "ledger" / "ledger.db", timeout=60)) as database:
+            try:
+                return database.execute(query).fetchone() is not None
+            except sqlite3.OperationalError:  # its tables are made once the server is ready
+                return False
 
     def replicas(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children(recursive=True)
