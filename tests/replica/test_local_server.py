@@ -69,7 +69,7 @@ GARBAGE = {
 async def test_garbage_ends_its_own_session_only(served: Path, name: str) -> None:
     neighbour = ReplicaSession("n", str(served))
     neighbour.start()
-    await neighbour.wait_ready(5)
+    await neighbour.wait_ready(20)
     stream = neighbour.generate(request(4, max_tokens=100))
     await anext(stream)
     with connect(served) as sock:
@@ -82,7 +82,7 @@ async def test_garbage_ends_its_own_session_only(served: Path, name: str) -> Non
 async def test_a_client_that_reads_nothing_does_not_hold_up_others(served: Path) -> None:
     neighbour = ReplicaSession("n", str(served))
     neighbour.start()
-    await neighbour.wait_ready(5)
+    await neighbour.wait_ready(20)
     with connect(served) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asked = request(*range(1, 500), max_tokens=20_000, logprobs=20)
