@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,10 @@ def test_a_part_has_the_first_layers_and_reads_the_experts_that_a_token_uses(exp
     part = rehearsal(experts, 2)
     assert (part.config.n_layers, part.config.n_experts, part.config.n_experts_used) == (2, 3, 3)
     assert {name.split(".")[1] for name in part.tensors if name.startswith("blk.")} == {"0", "1"}
-    # All that differs in what a token reads is the router, which has fewer rows.
+    # Its vocabulary is as large a share, so that it has the whole's proportions.
+    assert part.config.vocab_size == 64 == part.tensors["token_embd.weight"].shape[0]
+    assert experts.config.vocab_size == 96
+    # All that differs in what a token reads of all layers is the router, which has fewer rows.
     routers = 3 * (_native.packed_size("F32", 8, 64) - _native.packed_size("F32", 3, 64))
     whole = plan_of(rehearsal(experts, 3))
     assert whole.read_per_token == plan_of(experts).read_per_token - routers
@@ -79,8 +83,9 @@ def test_what_was_not_tried_takes_time_by_its_bytes(
     assert seconds is not None
     whole, part = plan_of(experts), plan_of(tried[0])
     layers = tried[0].config.n_layers
-    assert layers == 3 or part.read_per_token >= enough
-    assert layers == 1 or plan_of(rehearsal(experts, layers - 1)).read_per_token < enough
+    share = enough / whole.read_per_token
+    assert layers == 3 or share <= layers / 3
+    assert layers == 1 or share > (layers - 1) / 3
     for context, took in ((0, 0.5), (100, 0.75)):
         more = (whole.read_per_token + context * whole.kv_per_token) / (
             part.read_per_token + context * part.kv_per_token
@@ -95,6 +100,62 @@ def test_nothing_is_tried_without_memory_for_it() -> None:
         return plan_of(checkpoint, available=1000)
 
     assert expected_seconds(tiny_llama(), small, CpuBackend(), OPTIONS, (0,)) is None
+
+
+def test_slow_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large a model is, a plan is soon made."""
+    steps: list[int] = []
+    lower = CpuBackend.lower
+
+    def counted(*args: Any) -> Any:
+        executable = lower(*args)
+        step = executable.step
+
+        def count(batch: Any) -> Any:
+            steps.append(int(batch.context[0]))
+            return step(batch)
+
+        monkeypatch.setattr(executable, "step", count)
+        return executable
+
+    monkeypatch.setattr(CpuBackend, "lower", counted)
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    monkeypatch.setattr(module, "MOST_SECONDS", 3600.0)
+    step_seconds(tiny_llama(), CpuBackend(), OPTIONS, (3, 40))
+    assert steps == [4, 41] * module.REPEATS
+    steps.clear()
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
+    step_seconds(tiny_llama(), CpuBackend(), OPTIONS, (3, 40))
+    assert steps == [4, 41] * module.FEWEST
+
+
+def test_the_part_of_a_large_model_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither memory nor time grows with how many layers and how large a vocabulary the model has."""
+    source = tiny_llama()
+    layer = {name.split(".", 2)[2]: t for name, t in source.tensors.items() if name.startswith("blk.0.")}
+    tensors = {
+        f"blk.{i}.{name}": replace(t, name=f"blk.{i}.{name}") for i in range(80) for name, t in layer.items()
+    }
+    vocab, hidden = 128_000, source.config.hidden_size
+    for name, tensor in source.tensors.items():
+        if not name.startswith("blk."):
+            shape = (vocab, hidden) if tensor.shape == (source.config.vocab_size, hidden) else tensor.shape
+            tensors[name] = replace(tensor, shape=shape)
+    config = replace(source.config, n_layers=80, vocab_size=vocab)
+    large = replace(source, config=config, tensors=tensors)
+    tried: list[Checkpoint] = []
+
+    def steps(model: Checkpoint, *_: Any) -> dict[int, float]:
+        tried.append(model)
+        return {0: 0.25}
+
+    monkeypatch.setattr(module, "step_seconds", steps)
+    monkeypatch.setattr(module, "ENOUGH", plan_of(large).read_per_token // 40)
+    seconds = expected_seconds(large, plan_of, CpuBackend(), OPTIONS, (0,))
+    assert plan_of(tried[0]).weight_bytes < plan_of(large).weight_bytes / 35
+    assert seconds is not None
+    assert seconds[0] == pytest.approx(40 * 0.25 / module.ZEROS_SHARE, rel=0.03)
+    assert tried[0].config.vocab_size == 3200
 
 
 def test_real_steps_are_timed_in_every_context(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,14 @@ from safetensors.torch import load_file, save_file
 from fixtures.checkpoints import prefill_logits
 from fixtures.hf import tiny
 from formats import quantized as q
+from toque import _native
 from toque.backends.base import BackendOptions
 from toque.backends.cpu import CpuBackend
 from toque.backends.reference import ReferenceBackend
 from toque.errors import FormatError, ModelError, UnsupportedModelError
 from toque.formats import dequantize, load_checkpoint
-from toque.formats.checkpoint import Checkpoint
+from toque.formats.checkpoint import Checkpoint, TensorData
+from toque.formats.schemes.integers import IntegerWeight
 from toque.graph.fuse import fuse
 from toque.models import build_graph
 
@@ -176,6 +178,25 @@ def test_codes_of_8_bits_with_zero_points_lose_nothing(name: str, plain: Path, t
             np.testing.assert_array_equal(
                 dequantize(ours.tensors[f"blk.{layer}.{part}.weight"]), expected[:, units]
             )
+
+
+def test_zero_points_of_8_bits_reach_from_0_to_256() -> None:
+    """256 is what GPTQ means by a stored 255; no byte holds it, and 0 has a sign of its own in float16."""
+    codes = np.arange(3 * 64, dtype=np.uint8).reshape(3, 64) + np.uint8(64)
+    zeros = np.array([[0, 256], [255, 1], [128, 127]], np.int16)
+    scales = np.array([[0.5, 0.25], [2.0**-14, -0.5], [1.0, 3.0]], np.float32)
+    weight = IntegerWeight(
+        "w", 8, (3, 64), 32, lambda a, b: codes[a:b], lambda a, b: scales[a:b], lambda a, b: zeros[a:b]
+    )
+    matrix = weight.matrix()
+    assert matrix.dtype == "Q8_Z"
+    tensor = TensorData("w", matrix.dtype, matrix.shape, matrix.rows)
+    meaning = (codes.astype(np.float32) - np.repeat(zeros, 32, axis=1)) * np.repeat(scales, 32, axis=1)
+    np.testing.assert_array_equal(dequantize(tensor), meaning)
+    arena = _native.Arena(1 << 16)
+    packed = _native.pack(arena, "Q8_Z", np.ascontiguousarray(matrix.rows), 64)
+    for isa in _native.isas():
+        np.testing.assert_array_equal(_native.embed(isa, packed, np.arange(3, dtype=np.int32)), meaning)
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "w4a16", "w8a8", "ct-fp8-channel", "fp8-block"])
