@@ -11,12 +11,13 @@
 //                                  the values' scales as well
 //   query_bytes(head_dim)
 //   tiles_at_once(R), columns_at_once(R)   how many tiles, columns / 16, R rows take at once
-//   score<R, N>(c, row, tile, prefetch_v)  scores of R rows against N tiles, in units of
-//   score_unit(c, row)
-//   Weights(c, row)                puts a row's weights into the place of its scores: put(tile,
-//   probabilities)
-//                                  for all tiles in order, then close(); after all rows, finish()
-//   accumulate<R, C>(c, row, column, first_tile, prefetch_k)   out[:, columns] of R rows = weights * V
+//   score<R, N>(c, row, tile, first_pass)  scores of R rows against N tiles
+//   score_unit(c, row)             what one unit of a row's scores is worth
+//   Weights(c, row)                puts a row's weights into the place of its scores: put(tile, e) for all
+//                                  tiles in order, then close(); after all rows, finish()
+//   accumulate<R, C>(c, row, column, first_tile, first_pass)   out[:, columns] of R rows = weights * V
+//
+// The first pass over a tile is a time to fetch what comes next.
 #pragma once
 
 #include "simd.h"
@@ -52,23 +53,23 @@ TOQUE_INLINE typename Cache::Element* weights(const AttendChunk& c, int row) {
 }
 
 template <class Cache, int R>
-void score_rows(const AttendChunk& c, int row, int tile, int count, bool prefetch_v) {
+void score_rows(const AttendChunk& c, int row, int tile, int count, bool first_pass) {
   constexpr int N = Cache::tiles_at_once(R);
   if (count == N) {
-    Cache::template score<R, N>(c, row, tile, prefetch_v);
+    Cache::template score<R, N>(c, row, tile, first_pass);
   } else {
-    for (int n = 0; n < count; ++n) Cache::template score<R, 1>(c, row, tile + n, prefetch_v);
+    for (int n = 0; n < count; ++n) Cache::template score<R, 1>(c, row, tile + n, first_pass);
   }
 }
 
 template <class Cache, int R>
-void accumulate_rows(const AttendChunk& c, int row, int column, int count, int first_tile, bool prefetch_k) {
+void accumulate_rows(const AttendChunk& c, int row, int column, int count, int first_tile, bool first_pass) {
   constexpr int C = Cache::columns_at_once(R);
   if (count == C) {
-    Cache::template accumulate<R, C>(c, row, column, first_tile, prefetch_k);
+    Cache::template accumulate<R, C>(c, row, column, first_tile, first_pass);
   } else {
     for (int i = 0; i < count; ++i) {
-      Cache::template accumulate<R, 1>(c, row, column + i * kTile, first_tile, prefetch_k && i == 0);
+      Cache::template accumulate<R, 1>(c, row, column + i * kTile, first_tile, first_pass && i == 0);
     }
   }
 }

@@ -128,7 +128,7 @@ def decode_seconds(
     kv_dtype: str,
     contexts: Sequence[int],
 ) -> dict[int, float] | None:
-    """See `toque.engine.rehearsal.expected_seconds`: about a second."""
+    """See `toque.engine.rehearsal.expected_seconds`. It takes about a second, of the largest models some ten."""
     from toque.backends.base import BackendOptions
     from toque.backends.cpu import CpuBackend
     from toque.engine.rehearsal import expected_seconds

@@ -63,8 +63,8 @@ class TensorData:
     `ConvertedRows` of that shape, which numpy turns into an array: pass it through `numpy.ascontiguousarray`.
     ``row_order``, when present, lists the source row of each logical row. ``column_order`` lists the logical column of
     each stored one (act-order: columns that share a scale lie together): who multiplies with the matrix as it is stored
-    takes the values in that order. Only matrices of linear layers have one,
-    and of an expert gate and up, which share it.
+    takes the values in that order. Only matrices of linear layers have one, and
+    of an expert gate and up, which share it.
 
     A layer's experts are one tensor of shape (experts, rows, columns), ``raw`` with experts * rows rows. Where they lie
     apart in the file, ``parts`` has a matrix for each and ``raw`` is empty.
